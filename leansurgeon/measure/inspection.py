@@ -13,7 +13,7 @@ from leansurgeon.architectures.base import Architecture
 from leansurgeon.checkpoints.record import SurgeryRecord
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.reading.jsonfile import JsonObject
-from leansurgeon.shape import NUMBERS, Shape, Stage
+from leansurgeon.shape import NUMBERS, Shape
 
 LABELS = {number: words for number, words in NUMBERS.items() if number != "inner"} | {"mlp_dim": "MLP width"}
 
@@ -116,7 +116,12 @@ def describe_ignored_head_dim(source: Source) -> str:
 def describe_hidden_edits(source: Source, *, recorded: bool) -> str:
     """Describe which keys could have been edited without any tensor's shape showing it; empty if there are none."""
     arch, shape = source.architecture, source.shape
-    split = Shape(tuple(other_heads(stage) for stage in shape.stages))
+    stages = []  # of the same inner width, with more and smaller heads or one large head
+    for stage in shape.stages:
+        by = next((by for by in range(2, stage.head_dim + 1) if stage.head_dim % by == 0), 0)
+        heads, shared = (stage.heads * by, stage.kv_heads * by) if by else (1, 1)
+        stages.append(replace(stage, heads=heads, kv_heads=shared, head_dim=stage.inner // heads))
+    split = Shape(tuple(stages))
     sizes = [[spec.shape for spec in arch.tensors(source.config, s)] for s in (shape, split)]
     if source.weights is None or sizes[0] != sizes[1]:
         return ""
@@ -130,11 +135,3 @@ def describe_hidden_edits(source: Source, *, recorded: bool) -> str:
         else "Without a surgery.json nothing can tell with how many heads it was trained."
     )
     return f"An edit of {key} in config.json would show in no tensor's shape. {known}"
-
-
-def other_heads(stage: Stage) -> Stage:
-    """Return more and smaller heads (or one large head) of the same inner width."""
-    by = next((by for by in range(2, stage.head_dim + 1) if stage.head_dim % by == 0), 0)
-    if by:
-        return replace(stage, heads=stage.heads * by, kv_heads=stage.kv_heads * by, head_dim=stage.head_dim // by)
-    return replace(stage, heads=1, kv_heads=1, head_dim=stage.inner)

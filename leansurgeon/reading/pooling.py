@@ -101,8 +101,13 @@ def read_pooling(folder: Path | None) -> Pooling:
                 raise UsageError(
                     f"{folder / place}/config.json pools by '{unknown[0]}', which leansurgeon does not know."
                 )
-            if config.get("include_prompt") is False:
-                skipped = prompt_tokens(folder)
+            if config.get("include_prompt") is False and (prompt := default_prompt(folder)):
+                from transformers import AutoTokenizer
+
+                # start tokens are skipped, too, but no end token
+                tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+                ids = tokenizer(prompt)["input_ids"]
+                skipped = len(ids) - (ids[-1] in (tokenizer.sep_token_id, tokenizer.eos_token_id))
         elif kind == "Dense" and (file := folder / place / "model.safetensors").is_file():
             activation = str(config.get("activation_function", "Tanh")).rpartition(".")[2]
             if activation not in ACTIVATIONS:
@@ -116,17 +121,6 @@ def default_prompt(folder: Path | None) -> str:
     config = read_setting(folder, "config_sentence_transformers.json") if folder else {}
     prompts = config.get("prompts")
     return str(prompts.get(config.get("default_prompt_name")) or "") if isinstance(prompts, dict) else ""
-
-
-def prompt_tokens(folder: Path) -> int:
-    """Return the number of tokens of the default prompt, including start tokens but not end tokens."""
-    if not (prompt := default_prompt(folder)):
-        return 0
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    ids = tokenizer(prompt)["input_ids"]
-    return len(ids) - (ids[-1] in (tokenizer.sep_token_id, tokenizer.eos_token_id))
 
 
 def read_setting(folder: Path, name: str, kind: type = dict) -> Any:

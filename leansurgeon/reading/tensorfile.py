@@ -14,7 +14,6 @@ from pathlib import Path
 
 from leansurgeon.errors import UsageError, quote
 from leansurgeon.reading import files, jsonfile
-from leansurgeon.reading.jsonfile import Json
 
 # numpy type for the raw bits of each dtype; its last digit is the size in bytes. bf16 and fp8 have no numpy type: their
 # bits are handled as integers.
@@ -62,7 +61,16 @@ def read_header(path: Path) -> dict[str, Entry]:
         raise UsageError(f"{path.name} is not a safetensors file: its header is {jsonfile.a_kind_of(header)}.")
     header.pop("__metadata__", None)
     base = 8 + length  # start of the data; tensors are contiguous up to the end of the file
-    items = {name: _item(path, name, item) for name, item in header.items()}
+    items = {}  # dtype, shape, first and last byte
+    for name, item in header.items():
+        dtype, shape, offsets = (jsonfile.value_at(item, key) for key in ("dtype", "shape", "data_offsets"))
+        if isinstance(dtype, str) and dtype not in RAW_BITS:
+            raise UsageError(f"{quote(name)} in {path.name} has the dtype {quote(dtype)}, which is not supported.")
+        numbers = [*shape, *offsets] if isinstance(shape, list) and isinstance(offsets, list) else [None]
+        whole = all(type(n) is int and n >= 0 for n in numbers)
+        if not (isinstance(dtype, str) and whole and len(offsets) == 2):
+            raise UsageError(f"{path.name} is damaged: the entry {quote(name)} of its header cannot be read.")
+        items[name] = dtype, tuple(shape), *offsets
     entries, expected = {}, 0
     for name, (dtype, shape, start, end) in sorted(items.items(), key=lambda pair: pair[1][2:]):
         if start != expected or end - start != prod(shape) * int(RAW_BITS[dtype][-1]):
@@ -83,19 +91,6 @@ def read_header(path: Path) -> dict[str, Entry]:
             "Fetch it again.",
         )
     return entries
-
-
-def _item(path: Path, name: str, item: Json) -> tuple[str, tuple[int, ...], int, int]:
-    """Return dtype, shape, first and last byte of an entry."""
-    keys = ("dtype", "shape", "data_offsets")
-    dtype, shape, offsets = (jsonfile.value_at(item, key) for key in keys)
-    if isinstance(dtype, str) and dtype not in RAW_BITS:
-        raise UsageError(f"{quote(name)} in {path.name} has the dtype {quote(dtype)}, which is not supported.")
-    numbers = [*shape, *offsets] if isinstance(shape, list) and isinstance(offsets, list) else [None]
-    whole = all(type(n) is int and n >= 0 for n in numbers)
-    if not (isinstance(dtype, str) and whole and len(offsets) == 2):
-        raise UsageError(f"{path.name} is damaged: the entry {quote(name)} of its header cannot be read.")
-    return dtype, tuple(shape), offsets[0], offsets[1]
 
 
 def shards(folder: Path) -> list[Path]:

@@ -17,14 +17,14 @@ from typing import Any
 from pydantic import ValidationError
 
 from leansurgeon.errors import UsageError, did_you_mean
-from leansurgeon.tasks.base import Metric, Options, Score, Sums, Task
+from leansurgeon.tasks.base import Score, Sums, Task
 
-__all__ = ["TASKS", "Metric", "Options", "Score", "Sums", "Task", "make", "options_of"]
+__all__ = ["TASKS", "Score", "Sums", "Task", "make"]
 
 TASKS: dict[str, str] = {
     "digits": "leansurgeon.tasks.images.small:Digits",
     "fashion-mnist": "leansurgeon.tasks.images.small:FashionMnist",
-    "cifar10": "leansurgeon.tasks.images.cifar10:Cifar10",
+    "cifar10": "leansurgeon.tasks.images.small:Cifar10",
     "imagenet": "leansurgeon.tasks.images.folder:ImageNet",
     "folder": "leansurgeon.tasks.images.folder:ImageFolder",
     "images": "leansurgeon.tasks.images.folder:Images",
@@ -47,13 +47,11 @@ def make(name: str, options: Mapping[str, Any] | None = None) -> Task:
 
     Cheap: no data is read before `prepare`. Raises UsageError for an unknown name or option, or an invalid value.
     """
-    cls = _class_of(name)
-    return cls(options_of(name, options or {}))
-
-
-def options_of(name: str, options: Mapping[str, Any]) -> Options:
-    """Return the validated options of task `name` with defaults; `.model_dump()` is what a resolved recipe shows."""
-    schema = _class_of(name).Options
+    if name not in TASKS:
+        raise UsageError(f"There is no task '{name}'{did_you_mean(str(name), TASKS)}.", f"Tasks: {', '.join(TASKS)}.")
+    module, attribute = TASKS[name].split(":")
+    kind, options = getattr(importlib.import_module(module), attribute), options or {}
+    schema = kind.Options
     unknown = [key for key in options if key not in schema.model_fields]
     if unknown:
         known = ", ".join(schema.model_fields)
@@ -62,7 +60,7 @@ def options_of(name: str, options: Mapping[str, Any]) -> Options:
             f"Its options: {known}.",
         )
     try:
-        return schema(**options)
+        valid = schema(**options)
     except ValidationError as error:
         first = error.errors()[0]
         what = first["msg"].removeprefix("Value error, ")
@@ -70,10 +68,4 @@ def options_of(name: str, options: Mapping[str, Any]) -> Options:
             raise UsageError(f"Task '{name}': {what}.") from None
         where = ".".join(str(part) for part in first["loc"])
         raise UsageError(f"Task '{name}', option '{where}': {what} (got {first['input']!r}).") from None
-
-
-def _class_of(name: str) -> type[Task]:
-    if name not in TASKS:
-        raise UsageError(f"There is no task '{name}'{did_you_mean(str(name), TASKS)}.", f"Tasks: {', '.join(TASKS)}.")
-    module, attribute = TASKS[name].split(":")
-    return getattr(importlib.import_module(module), attribute)
+    return kind(valid)

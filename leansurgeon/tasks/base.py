@@ -10,11 +10,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy import ndarray
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from leansurgeon.errors import UsageError
 from leansurgeon.progress import Say
@@ -34,6 +34,8 @@ Batch: TypeAlias = "dict[str, Tensor]"  # model inputs by name, "labels", and "_
 Overrides: TypeAlias = dict[str, Any]  # config keys of a model
 Description: TypeAlias = dict[str, Any]  # the data's entry in `summary.json`
 Metrics: TypeAlias = dict[str, float]
+Count: TypeAlias = Annotated[int | None, Field(ge=1)]  # a number in the options, from 1
+Names: TypeAlias = Annotated[list[str] | None, Field(min_length=2)]  # class names in the options
 
 
 @dataclass(frozen=True)

@@ -286,8 +286,11 @@ def _is_id(column: str) -> bool:
 
 def _wordiest(data: UserData, columns: Sequence[str]) -> str:
     """Return the column with the longest texts, except ids. Raises `UsageError` if no column holds words."""
-    lengths = {
-        column: sum(_words(value) for value in values) / len(values)
+    lengths = {  # in words; for scripts without spaces, half the number of characters
+        column: sum(
+            max(len(value.split()), sum(ord(character) > 0x2E80 for character in value) / 2) for value in values
+        )
+        / len(values)
         for column, values in _samples(data, [column for column in columns if not _is_id(column)]).items()
         if values and all(isinstance(value, str) for value in values)
     }
@@ -298,11 +301,6 @@ def _wordiest(data: UserData, columns: Sequence[str]) -> str:
             f"Say which: `{spell(('text', 'COLUMN'), ('label', 'COLUMN'))}`. {_list_columns(data.columns)}",
         )
     return best
-
-
-def _words(text: str) -> float:
-    """Return the number of words; for scripts without spaces, half the number of characters."""
-    return max(len(text.split()), sum(ord(character) > 0x2E80 for character in text) / 2)
 
 
 def labels_among(data: UserData, columns: Sequence[str]) -> tuple[str, ...]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
+import numpy as np
 import torch
-from torch import nn
 
 from leansurgeon.checkpoints import whereabouts
 from leansurgeon.errors import plural
@@ -18,7 +18,6 @@ from leansurgeon.measure.costs.speed import time_work
 from leansurgeon.progress import duration_text
 from leansurgeon.reading.files import in_home
 from leansurgeon.training import data_loader, guards
-from leansurgeon.training.recipe.durations import parse_duration
 from leansurgeon.training.state import Run, first_batch
 
 LOOK = 0.02  # of the time, for one evaluation at most
@@ -48,7 +47,8 @@ def fit(run: Run, began: float | None) -> None:
     (startup,) = run.group.of_main([time.perf_counter() - began])
     spent = run.history.seconds  # by the runs that this one resumes
     looking = run.task.size("eval") * evaluated
-    last = looking + 2 * bytes_saved(run.loaded.model) / DISK + step / 2 + (EXIT if command else 0.0)
+    saved = sum(parameter.nbytes for parameter in run.loaded.model.parameters())  # bytes
+    last = looking + 2 * saved / DISK + step / 2 + (EXIT if command else 0.0)
     last += MEASURES * whole if run.recipe.measure else 0.0
     if "test" in run.task.splits and run.train.eval.test:
         models = 2.0  # the best weights, and the first or the last ones
@@ -110,12 +110,6 @@ def show(run: Run, samples: int, evaluated: float | None = None) -> None:
         run.say(f"{some:,} of {all_of_them} are used, evenly spread: all would take {long} each time.")
 
 
-def measures_seconds(run: Run) -> float | None:
-    """Return how many seconds the measurements after the last step may take. None: no limit."""
-    seconds = parse_duration(run.train.duration).seconds
-    return None if seconds is None else MEASURES * seconds
-
-
 def time_a_step(run: Run) -> list[float]:
     """Return the seconds of an optimizer step and of one sample in evaluation, on this process."""
     micro, clocks = run.plan.micro, []
@@ -126,34 +120,23 @@ def time_a_step(run: Run) -> list[float]:
         score = run.trainer.scored(first_batch(run, len(clocks), parts))
         (score.loss_sum / score.loss_count.clamp(min=1)).backward()
 
+    def look() -> None:
+        batch = run.task.batch("eval", np.arange(count), seed=0, epoch=0)
+        run.judged(data_loader.to_device(batch, run.device))
+
     with guards.undone(run.trainer):
         # The first is mostly warm-up. Processes that share weights must take equally many.
         while len(clocks) < 2 and (run.plan.processes > 1 or sum(clocks) < ENOUGH):
             clocks.append(time_work(step, run.device))
-        return [parts * min(clocks) * run.plan.accumulation, of_evaluation(run)]
-
-
-def of_evaluation(run: Run) -> float:
-    """Return the seconds of one sample in evaluation."""
-    count = min(run.train.eval.batch, run.plan.micro, run.task.size("eval"))
-    spread = data_loader.list_eval_batches(run.task.size("eval"), count, 1, 0)[0]
-    model, device = run.judged, run.device
-    training = model.training
-
-    def look() -> None:
-        model(data_loader.to_device(run.task.batch("eval", spread, seed=0, epoch=0), device))
-
-    model.eval()
-    try:
-        with torch.no_grad():
-            return time_work(look, device) / count
-    finally:
-        model.train(training)
-
-
-def bytes_saved(model: nn.Module) -> int:
-    """Return the size of a saved model in bytes."""
-    return sum(parameter.nbytes for parameter in model.parameters())
+        count = min(run.train.eval.batch, micro, run.task.size("eval"))
+        training = run.judged.training
+        run.judged.eval()
+        try:
+            with torch.no_grad():
+                sample = time_work(look, run.device) / count
+        finally:
+            run.judged.train(training)
+        return [parts * min(clocks) * run.plan.accumulation, sample]
 
 
 def sentence(run: Run, step: float) -> str:

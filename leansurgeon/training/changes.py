@@ -49,12 +49,12 @@ def find_changes(choice: TaskChoice, models: Mapping[str, Path]) -> JsonObject:
             one.model.eval()
         if task.head == "causal-lm":
             return continue_texts(task, split, rows[:: max(1, len(rows) // PROMPTS)][:PROMPTS], loaded, folder)
-        if task.head in LANGUAGE:
-            return fill_masks(task, split, rows, loaded, folder)
         batches = [task.batch(split, rows[i : i + BATCH], seed=0, epoch=0) for i in range(0, len(rows), BATCH)]
+        if task.head in LANGUAGE:
+            return fill_masks(batches, loaded, folder)
         if task.head == "features":
             return compare_neighbours(task, batches, loaded, folder)
-        return compare_answers(task, batches, loaded, folder)
+        return compare_answers(batches, loaded, folder)
 
 
 def find_differing(answers: Mapping[str, Tensor]) -> Tensor:
@@ -63,7 +63,7 @@ def find_differing(answers: Mapping[str, Tensor]) -> Tensor:
     return torch.stack([other != first for other in others or [first]]).any(0)
 
 
-def compare_answers(task: Task, batches: list[Any], loaded: Mapping[str, Loaded], folder: Path) -> JsonObject:
+def compare_answers(batches: list[Any], loaded: Mapping[str, Loaded], folder: Path) -> JsonObject:
     """Return samples on which classifiers differ, those that the original got right first, and, if there are not too
     many classes, the confusion matrices.
     """
@@ -125,10 +125,9 @@ def continue_texts(task: Task, split: str, rows: np.ndarray, loaded: Mapping[str
     return {"kind": "texts", "samples": len(texts), "differ": len(texts), "shown": shown}
 
 
-def fill_masks(task: Task, split: str, rows: np.ndarray, loaded: Mapping[str, Loaded], folder: Path) -> JsonObject:
+def fill_masks(batches: list[Any], loaded: Mapping[str, Loaded], folder: Path) -> JsonObject:
     """Return beginnings of held-out texts with masked tokens that the models fill in differently."""
     tokenizer = vocab.load(folder)
-    batches = [task.batch(split, rows[i : i + BATCH], seed=0, epoch=0) for i in range(0, len(rows), BATCH)]
     ids, labels = (torch.cat([batch[key] for batch in batches])[:, :FILLED] for key in ("input_ids", "labels"))
     hidden = ids == tokenizer.mask_token_id
     # tokens that were replaced or kept, not masked, appear as they are

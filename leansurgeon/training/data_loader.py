@@ -12,7 +12,6 @@ import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -106,12 +105,6 @@ def _mixed(mixed: int, *numbers: int) -> int:
     return mixed
 
 
-_AHEAD = 2  # batches that each worker process prefetches
-# Explicit, since Python 3.14 defaults to a fork server, whose children would not inherit the blocked signals
-# (`_hold_signals_back`) and would receive the task as a pickle.
-_START = "fork"
-
-
 def train_batches(task: Task, plan: Plan, *, rank: int, device: torch.device, start: int = 0) -> Iterator[list[Batch]]:
     """Yield, for every optimizer step from `start`, the micro batches of process `rank` on the device."""
     train, size = plan.train, task.size("train")
@@ -163,28 +156,22 @@ def make_batches(
     """
     if workers == 0:
         return (task.batch(split, indices, seed=seed, epoch=epoch) for epoch, indices in rows)
-    with _hold_signals_back():  # a signal before `_begin` would kill a worker
+    # Workers inherit the block: a signal before `_begin` would kill one.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, HEARD)
+    try:
         loader = DataLoader(
             _Batches(task, split, seed),
             sampler=rows,
             batch_size=None,  # a row is a whole batch
             num_workers=workers,
-            multiprocessing_context=_START,
-            prefetch_factor=_AHEAD,
-            collate_fn=_as_it_is,
+            # Python 3.14's default, a fork server, would not inherit the block and would receive the task as a pickle.
+            multiprocessing_context="fork",
+            prefetch_factor=2,  # batches ahead, of each process
+            collate_fn=lambda batch: batch,
             worker_init_fn=_begin,
             generator=torch.Generator(),  # torch's default would advance the training's generator
         )
-        started = iter(loader)
-    return _receive(started)
-
-
-@contextmanager
-def _hold_signals_back() -> Iterator[None]:
-    """Block the signals that workers must not receive; processes started meanwhile inherit the block."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, HEARD)
-    try:
-        yield
+        return _receive(iter(loader))
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -220,10 +207,6 @@ class _Batches:
             return LeanSurgeonError(said, "--set train.workers=0 shows where it comes from.")
 
 
-def _as_it_is(batch: Batch) -> Batch:
-    return batch
-
-
 def _begin(worker: int) -> None:
     """Ignore signals and leave the run folder to the parent.
 
@@ -233,19 +216,7 @@ def _begin(worker: int) -> None:
     runfolder.leave_to_parent()
     for number in HEARD:
         signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, HEARD)  # see `_hold_signals_back`; pending signals were just dropped
-
-
-def explain_dead_worker(error: RuntimeError) -> LeanSurgeonError | None:
-    """Return the error for a data worker that was killed, else None. torch raises it wherever the main thread is at
-    that moment.
-    """
-    if "DataLoader worker" not in str(error):
-        return None
-    return LeanSurgeonError(
-        "A data worker process was killed; memory or /dev/shm may have run short.",
-        "Fewer train.workers or a smaller train.micro_batch need less; --resume auto continues from the last save.",
-    )
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, HEARD)  # blocked by `make_batches`; pending ones were just dropped
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:

@@ -117,7 +117,17 @@ class Distillation:
         """
         loss, labels = score.loss_sum, objective.labels_of_places(batch)["labels"]
         if self.settings.logits:
-            loss = loss + self.settings.logits * self._of_logits(logits, taught, labels)
+            if getattr(self.task, "objective", "class") != "class":  # independent outputs: squared error of each
+                error = (logits.float() - taught.float()).pow(2).mean(-1).sum()
+            else:
+                if self.task.head == "causal-lm":  # position t predicts token t + 1; shifted logits would be copies
+                    labels = F.pad(labels[:, 1:], (0, 1), value=_IGNORED)
+                if self.task.head in LANGUAGE:  # vocabularies may be padded to different sizes; drop the padding
+                    size = min(logits.shape[-1], taught.shape[-1])
+                    logits, taught = logits[..., :size], taught[..., :size]
+                counted = scored_places(labels, logits.dim())
+                error = divergence(logits, taught, counted, self.settings.temperature)
+            loss = loss + self.settings.logits * error
         if self.settings.hidden:
             loss = loss + self.settings.hidden * self._of_states(batch)
         return score._replace(loss_sum=loss)
@@ -143,16 +153,6 @@ class Distillation:
         """Score the teacher's embeddings against themselves."""
         pooled = self.teacher.pooling.pool(self.teacher.features(self._seen(batch)), self.task.token_mask(batch))
         return self.task.score(pooled, batch | {TARGET: pooled})
-
-    def _of_logits(self, logits: Tensor, taught: Tensor, labels: Tensor) -> Tensor:
-        if getattr(self.task, "objective", "class") != "class":  # independent outputs: squared error of each
-            return (logits.float() - taught.float()).pow(2).mean(-1).sum()
-        if self.task.head == "causal-lm":  # position t predicts token t + 1; shifted logits would be copies
-            labels = F.pad(labels[:, 1:], (0, 1), value=_IGNORED)
-        if self.task.head in LANGUAGE:  # vocabularies may be padded to different sizes; drop the padding
-            size = min(logits.shape[-1], taught.shape[-1])
-            logits, taught = logits[..., :size], taught[..., :size]
-        return divergence(logits, taught, scored_places(labels, logits.dim()), self.settings.temperature)
 
     def _of_states(self, batch: Batch, more: Sequence[Tensor] = ()) -> Tensor:
         """Sum over samples of (scored positions) x (mean squared error over tokens, width and layers); `more` are
@@ -217,14 +217,12 @@ def count_common(student: Loaded, teacher: Loaded) -> int:
             for a, b in zip(ours, theirs, strict=True)
         )
 
-    sides = [[leading_parameters(one), *map(state_of, one.blocks)] for one in (student, teacher)]
+    sides = [
+        [leading_parameters(one), *([*block.parameters(), *block.buffers()] for block in one.blocks)]
+        for one in (student, teacher)
+    ]
     common = [*takewhile(lambda pair: equal(*pair), zip(*sides, strict=False))]
     return max(0, len(common) - 1)
-
-
-def state_of(block: nn.Module) -> list[Tensor]:
-    """Return parameters and buffers."""
-    return [*block.parameters(), *block.buffers()]
 
 
 @torch.no_grad()

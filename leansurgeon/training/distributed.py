@@ -17,7 +17,6 @@ import copy
 import os
 import sys
 import threading
-import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -149,14 +148,6 @@ def check_parallel(train: Train, processes: int, say: Say) -> bool:
             "Use --set train.optim.name=adamw or --set train.parallel=ddp.",
         )
     return True
-
-
-def wrap_ddp(accelerator: Accelerator, module: nn.Module) -> nn.Module:
-    """Wrap `module` in DDP if there are several processes."""
-    with warnings.catch_warnings():
-        # The new name of this option does not exist in every torch version that we support.
-        warnings.filterwarnings("ignore", message=".*broadcast_buffers.*", category=FutureWarning)
-        return accelerator.prepare(module)
 
 
 def make_scaler(precision: str, device: torch.device) -> torch.amp.GradScaler | None:
@@ -304,20 +295,10 @@ def make_rehearsal(
     return make_module
 
 
-def fill_copy(whole_model: Loaded, model: nn.Module, *, main: bool) -> None:
-    """Copy the weights and buffers of `model` into `whole_model`. All processes must call this."""
-    here = list_tensors(whole_model.model)
-    with torch.no_grad():
-        for name, tensor in gather_all(list_tensors(model), keep=main).items():
-            here[name].copy_(tensor)
-
-
 def without_memory(model: nn.Module) -> nn.Module:
     """Return a copy on the meta device: every parameter and buffer is replaced while copying."""
-    tensors = [*model.parameters(), *model.buffers()]
-    return copy.deepcopy(model, {id(tensor): _shadow(tensor) for tensor in tensors})
-
-
-def _shadow(tensor: Tensor) -> Tensor:
-    empty = torch.empty_like(tensor, device="meta")
-    return torch.nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else empty
+    shadows = {}
+    for tensor in (*model.parameters(), *model.buffers()):
+        empty = torch.empty_like(tensor, device="meta")
+        shadows[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
+    return copy.deepcopy(model, shadows)

@@ -122,32 +122,26 @@ def evaluate(
     finally:
         scored.train(training)
         distributed.reshard(scored)
-    *sums, samples = distributed.all_reduce(totals, accelerator).tolist()
-    _check_count(task, size, int(samples), sums[3], sums[1])
+    *values, seen = distributed.all_reduce(totals, accelerator).tolist()
+    samples = int(seen)
+    labelled = int(values[3]) if task.head in _ONE_LABEL_PER_SAMPLE else samples
+    if samples != size or labelled != size:
+        raise LeanSurgeonError(
+            f"Evaluation of task '{task.name}' saw {samples} and scored {labelled} samples of {size}.",
+            "Each must count once; this is an error in the task or in leansurgeon.",
+        )
+    if values[1] == 0:
+        raise LeanSurgeonError(f"The evaluation split of task '{task.name}' has nothing to score: every label is -100.")
     more = distributed.all_reduce(extra, accelerator).cpu().double().numpy() if task.extra_sums else None
     every = distributed.all_reduce(parts.flatten(), accelerator).reshape(-1, 2).tolist()
-    return _evaluation(task, Sums(*sums, more), int(samples), [(part, count) for part, count in every if count])
-
-
-def _evaluation(task: Task, sums: Sums, samples: int, parts: Sequence[tuple[float, float]]) -> Evaluation:
-    """Divide the sums by their counts. Raises `Diverged` for a non-finite loss or metric."""
+    sums = Sums(*values, more)
     loss = sums.loss_sum / sums.loss_count
     if math.isfinite(loss):
         metrics = task.metric_value(sums)
         if all(map(math.isfinite, metrics.values())):  # a perplexity overflows at a loss of 1,000 nats
-            return Evaluation(loss, metrics[task.metric.key], samples, metrics, parts)
+            counted = [(part, count) for part, count in every if count]
+            return Evaluation(loss, metrics[task.metric.key], samples, metrics, counted)
     raise Diverged(f"The evaluation loss is {loss:.4g}.", "A lower learning rate or a longer warm-up may help.")
-
-
-def _check_count(task: Task, size: int, samples: int, metric_count: float, loss_count: float) -> None:
-    scored = int(metric_count) if task.head in _ONE_LABEL_PER_SAMPLE else samples
-    if samples != size or scored != size:
-        raise LeanSurgeonError(
-            f"Evaluation of task '{task.name}' saw {samples} and scored {scored} samples of {size}.",
-            "Each must count once; this is an error in the task or in leansurgeon.",
-        )
-    if loss_count == 0:
-        raise LeanSurgeonError(f"The evaluation split of task '{task.name}' has nothing to score: every label is -100.")
 
 
 def evaluate_model(
@@ -190,28 +184,48 @@ def still_falling(losses: list[float]) -> bool:
 
 def evaluate_and_keep(run: Run) -> None:
     """Evaluate at the current step, log the result, and save the model if it is the best so far. The evaluation before
-    the first step counts only where the recipe says so.
+    the first step counts only where the recipe says so. Raises `Diverged`, or `RollBack` where the recipe asks for it.
     """
     clock, history = time.perf_counter(), run.history
     if run.group.processes > 1:  # batch norm statistics differ between processes
         from timm.utils import distribute_bn
 
         distribute_bn(run.judged, run.group.processes, reduce=True)
-    result, metric, done = _evaluate_run(run), run.task.metric, history.done
+    train, metric, done = run.train, run.task.metric, history.done
+    batches = math.ceil(run.task.size("eval") / train.eval.batch / run.group.processes)
+    try:
+        with phase("evaluating", batches, "batches/s", run.progress) as advance:
+
+            def before_batch() -> None:
+                run.stops.raise_if_asked()
+                advance()
+
+            result = evaluate(
+                run.judged,
+                run.task,
+                run.trainer.accelerator,
+                batch=train.eval.batch,
+                check=before_batch,
+                workers=train.workers,
+            )
+    except Diverged as error:
+        if done and train.nan == "rollback":
+            raise guards.RollBack(done - 1, error.message) from None
+        raise
     scores = result.scores()
     if done:
-        best, history.worse = verdict(history, scores, metric, run.train.early_stopping)
+        best, history.worse = verdict(history, scores, metric, train.early_stopping)
         history.last = scores
         history.eval_losses.append(result.loss)
     else:
-        history.before, best = scores, run.train.checkpoint.keep_start
+        history.before, best = scores, train.checkpoint.keep_start
     if best:
-        if run.train.checkpoint.keep_best:
+        if train.checkpoint.keep_best:
             export_model(run, runfolder.BEST)
         history.best, history.stale = replace(scores, step=done), False
     if done:
         history.eval_seconds.append(time.perf_counter() - clock)
-    patience = run.train.early_stopping
+    patience = train.early_stopping
     if patience and history.worse >= patience.patience:
         history.early = True
         run.say(f"No improvement in {history.worse} evaluations: the training ends after step {done}.")
@@ -221,31 +235,6 @@ def evaluate_and_keep(run: Run) -> None:
     run.say(f"{when}: {metric.label} {metric.format_value(result.metric)}, loss {result.loss:.4f}")
     history.evaluate = False
     run.evaluated_at = time.perf_counter()
-
-
-def _evaluate_run(run: Run) -> Evaluation:
-    """Run the evaluation. Raises `Diverged`, or `RollBack` where the recipe asks for it."""
-    train = run.train
-    batches = math.ceil(run.task.size("eval") / train.eval.batch / run.group.processes)
-    try:
-        with phase("evaluating", batches, "batches/s", run.progress) as advance:
-
-            def before_batch() -> None:
-                run.stops.raise_if_asked()
-                advance()
-
-            return evaluate(
-                run.judged,
-                run.task,
-                run.trainer.accelerator,
-                batch=train.eval.batch,
-                check=before_batch,
-                workers=train.workers,
-            )
-    except Diverged as error:
-        if run.history.done and train.nan == "rollback":
-            raise guards.RollBack(run.history.done - 1, error.message) from None
-        raise
 
 
 def verdict(history: History, new: Scores, metric: Metric, patience: EarlyStopping | None) -> tuple[bool, int]:

@@ -28,6 +28,7 @@ from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.training import budget, distributed, evaluator, measures, starting, state
 from leansurgeon.training.objective import Objective, TeacherObjective
 from leansurgeon.training.processes.signals import StopRequested, TimeUp, until
+from leansurgeon.training.recipe.durations import parse_duration
 from leansurgeon.training.runs import checkpoint, summary
 from leansurgeon.training.runs import folder as runfolder
 from leansurgeon.training.runs.summary import OnTest, Part, Scores, Summary, own_test
@@ -74,7 +75,8 @@ def measure_at_end(run: Run, seconds: float) -> JsonObject:
     names = [one.kind for one in wanted]
     if not names:
         return known
-    limit = budget.measures_seconds(run) or max(LONGEST, seconds)
+    whole = parse_duration(run.train.duration).seconds
+    limit = max(LONGEST, seconds) if whole is None else budget.MEASURES * whole
     now = f"now measuring {' and '.join(names)}, {duration_text(limit)} at most"
     run.say(f"The result is in {run.folder}; {now}. Ctrl-C skips it.")
     start = time.perf_counter()

@@ -79,7 +79,7 @@ def fit_memory(run: Run) -> None:
     Raises `OutOfMemory` if not even the smallest fits.
     """
     train, group = run.train, run.group
-    while run.device.type in PROBED and group.any(not _fits(run)):
+    while run.device.type in PROBED and group.largest([not _fits(run)])[0]:
         micro = run.plan.micro
         less = make_plan(train, run.task.size("train"), group.processes, micro_limit=micro // 2, cut_short=True)
         if less.micro >= micro:
@@ -117,8 +117,11 @@ def undone(trainer: optimizer.Trainer) -> Iterator[None]:
 
 def _fits(run: Run) -> bool:
     """Return whether the micro batches of a step fit in memory beside the optimizer's state. Changes nothing."""
-    trainer, held = run.trainer, []
-    model, moments = trainer.scored, optimizer.numbers_per_weight(run.train)
+    trainer, held, optim, schedule = run.trainer, [], run.train.optim, run.train.schedule
+    model, moments = trainer.scored, 2  # numbers that the optimizer keeps for every weight
+    if optim.name == "sgd":
+        cycled = schedule.name == "one-cycle" and schedule.momentum is not None
+        moments = int(optim.momentum > 0 or cycled)
     try:
         with memory_explained(run.device), undone(trainer):
             if trainer.rehearsal:

@@ -15,7 +15,6 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from typing import Any
 import torch
 
 from leansurgeon.checkpoints.kind import LANGUAGE
-from leansurgeon.errors import Diverged, Interrupted, Stopped
+from leansurgeon.errors import Diverged, Interrupted, LeanSurgeonError, Stopped
 from leansurgeon.progress import Say
 from leansurgeon.rank import rank
 from leansurgeon.training import budget, data_loader, evaluator, guards, measures, setup, state
@@ -32,7 +31,7 @@ from leansurgeon.training.observe import Progress
 from leansurgeon.training.processes import signals
 from leansurgeon.training.processes.agree import explain_lost_processes
 from leansurgeon.training.recipe.durations import parse_duration
-from leansurgeon.training.recipe.schema import Heads, Kappa, TrainingRecipe
+from leansurgeon.training.recipe.schema import TrainingRecipe
 from leansurgeon.training.runs import checkpoint
 from leansurgeon.training.runs import folder as runfolder
 from leansurgeon.training.runs.summary import Part, Summary
@@ -62,7 +61,8 @@ def train(
     run = setup.ready(recipe, model_dir, run_dir, progress, **options)
     run.history.started = run.history.started or datetime.now(UTC).isoformat(timespec="seconds")
     try:
-        with signals.listening(run.stops), guards.memory_explained(run.device, *_smaller(run)):
+        heard = signals.handle_signals(signals.HEARD, run.stops.heard)
+        with heard, guards.memory_explained(run.device, *_smaller(run)):
             if run.plan.timed or began is not None:
                 budget.fit(run, began)
             elif run.train.eval.samples:  # one of the trainings of an experiment
@@ -70,7 +70,13 @@ def train(
             _train(run)
             return finish(run, experiment)
     except RuntimeError as error:
-        told = data_loader.explain_dead_worker(error) or explain_lost_processes(error)
+        told = explain_lost_processes(error)
+        if "DataLoader worker" in str(error):  # torch raises this wherever the main thread is at that moment
+            told = LeanSurgeonError(
+                "A data worker process was killed; memory or /dev/shm may have run short.",
+                "Fewer train.workers or a smaller train.micro_batch need less; --resume auto continues from the last "
+                "save.",
+            )
         if told is None:
             raise
         raise told from error
@@ -108,15 +114,33 @@ def _train(run: Run) -> None:
                 with closing(batches):
                     return _steps(run, batches)
             except guards.RollBack as back:
-                _roll_back(run, back)
+                # The step that failed is skipped the next time.
+                given_up, rollbacks = [*run.history.given_up, back.step], run.history.rollbacks + 1
+                newest = run.group.share(lambda: checkpoint.newest(run.folder, run.say))
+                if rollbacks > guards.MOST_ROLLBACKS or newest is None:
+                    last = f"It was the last of {guards.MOST_ROLLBACKS} rollbacks."
+                    why = last if newest else f"There is no complete checkpoint in {run.folder} to go back to."
+                    raise Diverged(f"{back.sentence} {why}", "Lower train.optim.lr.") from None
+                state.restore(run, newest)
+                run.history.given_up, run.history.rollbacks = given_up, rollbacks
+                run.say(f"{back.sentence} Back to step {run.history.done}; step {back.step + 1} will be skipped.")
     except signals.StopRequested as request:
         run.progress.clear()
-        raise _save_and_stop(run, request) from None
+        done, steps = run.history.done, "" if run.plan.timed else f" of {run.plan.steps}"
+        if not guards.sound(run):
+            raise Diverged(f"A loss or gradient up to step {done} is not finite; nothing was saved.") from None
+        state.save(run)
+        interrupted = request.kind == signals.INTERRUPT
+        kind, word = (Interrupted, "Interrupted") if interrupted else (Stopped, "Stopped by a signal")
+        raise kind(
+            f"{word} after step {done}{steps}; everything is saved in {run.folder}.",
+            f"Resume with the same command and --resume {run.folder}",
+        ) from None
 
 
 def _steps(run: Run, batches: Iterator[list[data_loader.Batch]]) -> None:
     """Train from the current step to the end: step, log, measure, evaluate, save, stop."""
-    history, pace = run.history, run.trainer.pace
+    history, pace, train = run.history, run.trainer.pace, run.train
     if run.plan.timed and history.done == 0:  # time before the first step does not count as step time
         pace.look(0, run.group.of_main([run.seconds_spent()])[0])
     run.memory.resume()
@@ -131,72 +155,66 @@ def _steps(run: Run, batches: Iterator[list[data_loader.Batch]]) -> None:
         left_out = step in history.given_up  # a rollback gave this step up: its values were not finite
         run.window.add(torch.zeros(3, device=run.device) if left_out else run.trainer.step(step, micro_batches))
         history.done = step + 1
-        due = _due(run)
-        if due.look:
-            due = _log_losses(run, due)
+        # What is due follows from the recipe and the step, or from rank 0's clock, read at a log point: every process
+        # decides alike.
+        save, wanted = run.plan.due(train.checkpoint.every, history.done), measures.list_due(run, history.done)
+        evaluate = run.plan.evaluate_after(history.done)
+        look = evaluate or history.done % train.log_every == 0 or pace.over(history.done)
+        # A timed training does not know yet how long a step takes; until then it stays at the start of its schedule.
+        look = look or (run.plan.timed and history.done < train.log_every and history.done.bit_count() == 1)
+        # Logging raises then, so nothing is saved or measured with non-finite values.
+        if look or ((save or wanted) and not guards.sound(run)):
+            evaluate_now, save_now = _log_losses(run)
+            evaluate, save = evaluate or evaluate_now, save or save_now
         if pace.over(history.done):  # evaluate now; `finish` does whatever else is due
-            due = replace(due, measure=[], evaluate=True, save=False)
-        if due.measure or due.evaluate or due.save:
+            wanted, evaluate, save = [], True, False
+        if wanted or evaluate or save:
             with run.window.leave_out(), run.memory.leave_out():
                 # Before the evaluation, which a signal may stop: a resumed run then has this row.
-                measures.measure(run, due.measure, {})
-                if due.evaluate:
+                measures.measure(run, wanted, {})
+                if evaluate:
                     history.evaluate = True
                     evaluator.evaluate_and_keep(run)
-                if due.save:
+                if save:
                     evaluator.save_checkpoint(run)
-        run.stops.raise_after_step(history.done)
+        if history.done % run.stops.every == 0:
+            run.stops.raise_if_asked()
     run.memory.read()
 
 
-@dataclass(frozen=True)
-class Due:
-    """What is due after a step, in this order, the same on every process.
-
-    Most of it follows from the recipe and the step number. What depends on a clock follows rank 0's clock, read at a
-    log point.
+def _log_losses(run: Run) -> tuple[bool, bool]:
+    """Read, check, write and show the losses since the last log point, and set the pace of a timed training; return
+    whether rank 0's clock asks for an evaluation and for a checkpoint. All processes must call this.
     """
-
-    look: bool
-    measure: list[Kappa | Heads]
-    evaluate: bool
-    save: bool
-
-
-def _due(run: Run) -> Due:
-    """Return what the recipe wants after the step that was just done, and a log point where any of it needs one."""
-    train, done = run.train, run.history.done
-    save, measure = run.plan.due(train.checkpoint.every, done), measures.list_due(run, done)
-    evaluate = run.plan.evaluate_after(done)
-    look = evaluate or done % train.log_every == 0 or run.trainer.pace.over(done)
-    # A timed training does not know yet how long a step takes, and stays at the start of its schedule until it does.
-    look = look or (run.plan.timed and done < train.log_every and done.bit_count() == 1)
-    # Logging raises then, so nothing is saved or measured with non-finite values.
-    look = look or ((save or measure) and not guards.sound(run))
-    return Due(look, measure, evaluate, save)
-
-
-def _log_losses(run: Run, due: Due) -> Due:
-    """Read, check, write and show the losses since the last log point; return `due` plus what the clock asks for."""
-    history, done, look = run.history, run.history.done, run.window.look()
-    history.windows.append([look.steps, look.seconds])
-    history.waited += look.waited
-    skipped = guards.check_finite(run, look.rows)
+    history, done = run.history, run.history.done
+    rows, steps, seconds, waited = run.window.look()
+    history.windows.append([steps, seconds])
+    history.waited += waited
+    skipped = guards.check_finite(run, rows)
     history.given_up += skipped
-    fine = [row for row in look.rows if math.isfinite(row[0])]
+    fine = [row for row in rows if math.isfinite(row[0])]
     loss = sum(row[0] for row in fine) / max(1.0, sum(row[1] for row in fine))
-    lr, norm = run.trainer.lr(done - 1), look.rows[-1][2]
+    lr, norm = run.trainer.lr(done - 1), rows[-1][2]
     row = {"loss": loss, "lr": lr, "grad_norm": norm if math.isfinite(norm) else None}
     if skipped:
         run.say(f"{len(skipped)} step(s) up to {done} skipped: a loss or gradient was not finite.")
-    step_seconds = look.seconds / look.steps
+    step_seconds, waiting = seconds / steps, waited / max(seconds, 1e-9)
     more = {"skipped": len(skipped)} if skipped else {}
-    more |= {"step_ms": round(1000 * step_seconds, 3), "data_wait": round(look.waiting, 4)}
+    more |= {"step_ms": round(1000 * step_seconds, 3), "data_wait": round(waiting, 4)}
     epoch = round(run.plan.position(done) / run.plan.epoch_samples, 4)
     run.note(type="train", step=done, epoch=epoch, **row, **more)
-    rate, unit = state.get_rate(run, look.steps, look.seconds)
+    rate, unit = state.get_rate(run, steps, seconds)
     run.trackers.log(row | {unit: rate}, done)
-    due = _by_clock(run, due, step_seconds)
+    train, now = run.train, time.perf_counter()
+    evaluation, saving = (
+        parse_duration(text).seconds or math.inf for text in (train.eval.every, train.checkpoint.every)
+    )
+    evaluate, save = now - run.evaluated_at >= evaluation, now - run.saved_at >= saving
+    evaluate, save, spent, step_seconds = run.group.of_main([evaluate, save, run.seconds_spent(), step_seconds])
+    if run.group.processes > 1:
+        run.stops.every = max(1, int(1 / max(step_seconds, 1e-6)))
+    if run.plan.timed:
+        run.trainer.pace.look(done, spent)
     run.progress.step(
         done,
         loss=loss,
@@ -204,50 +222,8 @@ def _log_losses(run: Run, due: Due) -> Due:
         rate=rate,
         unit=unit,
         eta=state.get_eta(run),
-        waiting=look.waiting,
+        waiting=waiting,
         memory=run.memory.read(),
         fraction=run.trainer.pace.fraction(done),
     )
-    return due
-
-
-def _by_clock(run: Run, due: Due, step_seconds: float) -> Due:
-    """Return `due` plus the evaluation and the checkpoint that rank 0's clock asks for. Also sets the pace of a timed
-    training. All processes must call this, at a log point.
-    """
-    train, now = run.train, time.perf_counter()
-    evaluation, saving = (
-        parse_duration(text).seconds or math.inf for text in (train.eval.every, train.checkpoint.every)
-    )
-    evaluate, save = now - run.evaluated_at >= evaluation, now - run.saved_at >= saving
-    evaluate, save, spent, step_seconds = run.group.of_main([evaluate, save, run.seconds_spent(), step_seconds])
-    run.stops.pace(step_seconds)
-    if run.plan.timed:
-        run.trainer.pace.look(run.history.done, spent)
-    return replace(due, evaluate=due.evaluate or bool(evaluate), save=due.save or bool(save))
-
-
-def _save_and_stop(run: Run, request: signals.StopRequested) -> Interrupted | Stopped:
-    """Save a checkpoint and return the error that says how to resume."""
-    if not guards.sound(run):
-        raise Diverged(f"A loss or gradient up to step {run.history.done} is not finite; nothing was saved.")
-    state.save(run)
-    done, steps = run.history.done, "" if run.plan.timed else f" of {run.plan.steps}"
-    kind, word = (Interrupted, "Interrupted") if request.kind == signals.INTERRUPT else (Stopped, "Stopped by a signal")
-    return kind(
-        f"{word} after step {done}{steps}; everything is saved in {run.folder}.",
-        f"Resume with the same command and --resume {run.folder}",
-    )
-
-
-def _roll_back(run: Run, back: guards.RollBack) -> None:
-    """Return to the newest checkpoint; the step that failed is skipped the next time."""
-    given_up, rollbacks = [*run.history.given_up, back.step], run.history.rollbacks + 1
-    newest = run.group.share(lambda: checkpoint.newest(run.folder, run.say))
-    if rollbacks > guards.MOST_ROLLBACKS or newest is None:
-        last = f"It was the last of {guards.MOST_ROLLBACKS} rollbacks."
-        why = last if newest else f"There is no complete checkpoint in {run.folder} to go back to."
-        raise Diverged(f"{back.sentence} {why}", "Lower train.optim.lr.")
-    state.restore(run, newest)
-    run.history.given_up, run.history.rollbacks = given_up, rollbacks
-    run.say(f"{back.sentence} Back to step {run.history.done}; step {back.step + 1} will be skipped.")
+    return bool(evaluate), bool(save)

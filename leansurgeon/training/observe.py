@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -21,24 +21,6 @@ from leansurgeon.errors import UsageError
 from leansurgeon.progress import Screen, duration_text, rate_text
 from leansurgeon.reading.jsonfile import by_dotted_key
 from leansurgeon.training.recipe.schema import TrainingRecipe
-
-
-class LossRows(NamedTuple):
-    """The losses of a window.
-
-    `rows` holds loss sum, count and gradient norm of each step. `steps` of them ran on this process (others came with a
-    checkpoint), in `seconds`, of which it `waited` for data.
-    """
-
-    rows: list[list[float]]
-    steps: int
-    seconds: float
-    waited: float
-
-    @property
-    def waiting(self) -> float:
-        """Return the share of the time spent waiting for data."""
-        return self.waited / max(self.seconds, 1e-9)
 
 
 @dataclass
@@ -77,10 +59,14 @@ class Window:
         """Return the rows as numbers without clearing them, for a checkpoint."""
         return torch.stack(self.rows).tolist() if self.rows else []
 
-    def look(self) -> LossRows:
-        """Read all rows (the one place where the host waits for the device) and start a new window."""
+    def look(self) -> tuple[list[list[float]], int, float, float]:
+        """Read all rows (the one place where the host waits for the device) and start a new window.
+
+        Returns loss sum, count and gradient norm of each step; how many of them ran on this process (others came with a
+        checkpoint); their seconds; and how many of these were spent waiting for data.
+        """
         rows, now = self.values(), time.perf_counter()
-        look = LossRows(rows, self._taken, now - self._began, self._waited)
+        look = rows, self._taken, now - self._began, self._waited
         self.rows, self._began, self._waited, self._taken = [], now, 0.0, 0
         return look
 
@@ -109,15 +95,13 @@ class PeakMemory:
 
     def read(self) -> int:
         """Return the peak so far, at the end of a stretch or in the middle."""
-        on_gpu = self.device.type == "cuda"
-        self.bytes = max(self.bytes, torch.cuda.max_memory_allocated(self.device) if on_gpu else peak_rss())
+        if self.device.type == "cuda":
+            peak = torch.cuda.max_memory_allocated(self.device)
+        else:
+            status = Path("/proc/self/status").read_text()
+            peak = next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM"))
+        self.bytes = max(self.bytes, peak)
         return self.bytes
-
-
-def peak_rss() -> int:
-    """Return the peak resident set of this process in bytes, since the last reset."""
-    status = Path("/proc/self/status").read_text()
-    return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM"))
 
 
 class Progress(Screen):

@@ -24,7 +24,7 @@ from torch.optim import SGD, Adam, AdamW
 
 from leansurgeon.checkpoints.model import Loaded
 from leansurgeon.training import data_loader, distributed
-from leansurgeon.training.recipe.schema import Ema, Optim, Train
+from leansurgeon.training.recipe.schema import Ema, Optim
 from leansurgeon.training.schedule import Pace, Plan
 
 if TYPE_CHECKING:
@@ -65,33 +65,6 @@ def make_optimizer(model: nn.Module, optim: Optim, *, fused: bool) -> torch.opti
         return SGD(groups, lr=optim.lr, momentum=optim.momentum, fused=fused or None)
     kind = AdamW if optim.name == "adamw" else Adam
     return kind(groups, lr=optim.lr, betas=optim.betas, eps=optim.eps, fused=fused or None)
-
-
-def in_one_kernel(train: Train, device: str, *, sharing: bool) -> bool:
-    """Return whether to use the optimizer's fused form: on CUDA, and on a CPU where it is known to work, which is Adam
-    on unsharded weights without fp16's scaler (three times as fast there).
-    """
-    adam = train.optim.name in ("adam", "adamw")
-    return device == "cuda" or (device == "cpu" and adam and not sharing and train.precision != "fp16")
-
-
-def numbers_per_weight(train: Train) -> int:
-    """Return how many numbers the optimizer keeps for every weight."""
-    if train.optim.name != "sgd":
-        return 2
-    moved = train.schedule.name == "one-cycle" and train.schedule.momentum is not None
-    return int(train.optim.momentum > 0 or moved)
-
-
-def set_lr(optimizer: torch.optim.Optimizer, lr: float, momentum: float | None) -> None:
-    """Set the learning rate of every group, and beta1 (or SGD's momentum) if a schedule cycles it."""
-    for group in optimizer.param_groups:
-        group["lr"] = lr
-        if momentum is not None:
-            if "betas" in group:
-                group["betas"] = (momentum, group["betas"][1])
-            else:
-                group["momentum"] = momentum
 
 
 class Average:
@@ -160,7 +133,14 @@ class Trainer:
         on the device.
         """
         plan, train, place = self.plan, self.plan.train, self.pace.place(step)
-        set_lr(self.optimizer, plan.lr(place), plan.momentum(place))
+        lr, momentum = plan.lr(place), plan.momentum(place)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+            if momentum is not None:
+                if "betas" in group:
+                    group["betas"] = (momentum, group["betas"][1])
+                else:
+                    group["momentum"] = momentum
         # Dropout is a function of (seed, step, process) too: no generator state has to be carried from step to step.
         distributed.seed_generators(
             self.accelerator.device, data_loader.dropout_seed(train.seed, step, self.accelerator.process_index)

@@ -6,8 +6,9 @@ those in the recipe, and batches of the right shapes.
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,14 +21,10 @@ from leansurgeon.progress import Say
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.tasks import Task
 from leansurgeon.tasks.base import Batch, Overrides
-from leansurgeon.training import data_loader, distributed, flops, guards, schedule, setup, starting
+from leansurgeon.training import data_loader, distributed, guards, objective, schedule, setup, starting
 from leansurgeon.training.evaluator import evaluate_model
 from leansurgeon.training.recipe import reading
 from leansurgeon.training.recipe.schema import TrainingRecipe
-
-if TYPE_CHECKING:
-    from accelerate import Accelerator
-
 
 # Training and evaluation samples, as published by the authors.
 SIZES = {
@@ -98,19 +95,28 @@ def dry_run(
     the recipe. Then tries one micro batch of the real shapes, forward, backward and update, in this process. On a CPU
     this may take minutes, so the plan is shown first.
     """
-    task, missing = _task_or_shapes(recipe, model_dir, say)
+    task, missing = tasks.make(recipe.task.name, recipe.task.options), None  # a wrong option ends the dry run
+    try:
+        task = setup.prepare_task(recipe, model_dir, say)
+    except starting.Refused:
+        raise
+    except LeanSurgeonError as error:
+        missing = error.message
+        say(f"The data is missing: {missing}")
+        say("The step uses made-up data, with the published sizes or those of the recipe.")
+        task = Synthetic(task)
     accelerator = distributed.start_accelerator(cpu=cpu, train=recipe.train, say=say)
     task = data_loader.first_batches(task, recipe.train, limit_batches)
     loaded = starting.load_start(recipe, model_dir, task)
     if missing:
-        task.know(loaded)
+        task.know(loaded)  # through a proxy too
     sized = not missing or task.sizes is not None
     processes = max(processes, accelerator.num_processes)
     scheme = schedule.make_plan(
         recipe.train, task.size("train"), processes, cut_short=limit_batches is not None or not sized
     )
     first = task.batch("train", np.arange(scheme.micro), seed=recipe.train.seed, epoch=0)
-    per_sample = flops.of_training(loaded, task, first, sparse_prediction=recipe.train.sparse_prediction)
+    per_sample = count_flops(loaded, task, first, sparse_prediction=recipe.train.sparse_prediction)
     numbers = _numbers(scheme, task, loaded, per_sample, sized) | {
         "device": distributed.device_name(accelerator.device)
     }
@@ -118,11 +124,44 @@ def dry_run(
     say(f"Trying one micro batch of {len(first['labels'])} ...")
     less = f"Try --set train.micro_batch={scheme.micro // 2}." if scheme.micro > 1 else guards.LESS
     with guards.memory_explained(accelerator.device, f"for a micro batch of {scheme.micro}", less):
-        tried = _try_step(model_dir, task, loaded, accelerator, scheme, first)
+        # a step of one micro batch on one process
+        train, parts = recipe.train, {"micro_batch": None, "batch_ramp": None, "parallel": "ddp"}
+        alone = parts | {"duration": "1st", "batch": scheme.micro}
+        alone["schedule"] = train.schedule.model_copy(update={"warmup": 0.0})
+        micro = schedule.make_plan(train.model_copy(update=alone), len(first["labels"]), 1)
+        trainer, _ = setup.make_trainer(loaded, task, accelerator, micro, model_dir)
+        loss_sum, count, _ = trainer.step(0, [data_loader.to_device(first, accelerator.device)]).tolist()
+    tried = {"first_loss": loss_sum / max(1.0, count)}
     _show(tried, say)
     plan_of = {"data": f"synthetic: {missing}" if missing else "prepared"} | numbers | tried
     document = {"schema_version": 1, "dry_run": True, "model": str(model_dir), "plan": plan_of}
     return document | {"recipe": recipe.model_dump(mode="json")}, reading.dump(recipe).rstrip("\n")
+
+
+def count_flops(
+    loaded: Loaded, task: Task, batch: dict[str, torch.Tensor], *, sparse_prediction: bool = True
+) -> float | None:
+    """Return forward and backward FLOPs of one sample, from a batch `(B, ...)`; None if they cannot be counted.
+
+    Uses torch's own counter on tensors without memory (device "meta"), which counts attention too: on a CPU its fused
+    kernel counts as nothing. Only matrix products and convolutions count; the rest is small. The head of a masked
+    language model counts at the masked tokens only, unless `sparse_prediction` is off.
+    """
+    from torch.utils.flop_counter import FlopCounterMode
+
+    if not (sparse_prediction and objective.head_of(loaded.model)):
+        batch = objective.without_places(batch)
+    try:
+        shadow = copy.copy(loaded)
+        shadow.model = distributed.without_memory(loaded.model).train()
+        inputs = {key: value.to("meta") for key, value in batch.items()}
+        counter = FlopCounterMode(display=False)
+        with counter, torch.enable_grad():
+            task.score(objective.predict(shadow, inputs), objective.labels_of_places(inputs)).loss_sum.backward()
+        total = counter.get_total_flops()
+    except Exception:  # a model whose control flow depends on values cannot run on meta tensors
+        return None
+    return total / len(batch["labels"]) if total else None
 
 
 Numbers = dict[str, int | float | str | None]  # by displayed name
@@ -157,42 +196,11 @@ def _numbers(scheme: schedule.Plan, task: Task, loaded: Loaded, per_sample: floa
     }
 
 
-def _try_step(
-    model_dir: Path,
-    task: Task,
-    loaded: Loaded,
-    accelerator: Accelerator,
-    scheme: schedule.Plan,
-    first: data_loader.Batch,
-) -> Numbers:
-    """Return the loss of a step of one micro batch on one process."""
-    train = scheme.train
-    alone = {"duration": "1st", "batch": scheme.micro, "micro_batch": None, "batch_ramp": None, "parallel": "ddp"}
-    alone["schedule"] = train.schedule.model_copy(update={"warmup": 0.0})
-    micro = schedule.make_plan(train.model_copy(update=alone), len(first["labels"]), 1)
-    trainer, _ = setup.make_trainer(loaded, task, accelerator, micro, model_dir)
-    loss_sum, count, _ = trainer.step(0, [data_loader.to_device(first, accelerator.device)]).tolist()
-    return {"first_loss": loss_sum / max(1.0, count)}
-
-
 def _show(numbers: Numbers, say: Say) -> None:
     for key, value in numbers.items():
         if value is not None:
             text = value if isinstance(value, str) else f"{value:,}" if isinstance(value, int) else f"{value:g}"
             say(f"{key.replace('_', ' '):>18}  {text}")
-
-
-def _task_or_shapes(recipe: TrainingRecipe, model_dir: Path, say: Say) -> tuple[Task, str | None]:
-    """Return the recipe's task with its data, or a synthetic one and the reason."""
-    task = tasks.make(recipe.task.name, recipe.task.options)  # a wrong option ends the dry run
-    try:
-        return setup.prepare_task(recipe, model_dir, say), None
-    except starting.Refused:
-        raise
-    except LeanSurgeonError as error:
-        say(f"The data is missing: {error.message}")
-        say("The step uses made-up data, with the published sizes or those of the recipe.")
-        return Synthetic(task), error.message
 
 
 def evaluation(recipe: TrainingRecipe, model_dir: Path, **options: Any) -> tuple[JsonObject, str]:

@@ -67,29 +67,23 @@ def set_drop_path(model: nn.Module, rate: float, family: str) -> None:
     """
     from timm.layers import DropPath
 
-    blocks = _drop_path_blocks(model)
-    if not blocks:
+    in_order: dict[str, list[nn.Module]] = {}  # modules with places for drop path, those of one block together
+    for path, module in model.named_modules():
+        kind = type(module).__name__
+        if kind not in _BESIDE and _places(module):
+            in_order.setdefault(path.rpartition(".")[0] if kind in _HALVES else path, []).append(module)
+    if not in_order:
         raise UsageError(
             f"{family} models do not support drop_path.", "Leave train.drop_path out; timm's models have one."
         )
     # Our variants with another head size are subclasses of timm's.
     constant = any(kind.__name__ in _CONSTANT for module in model.modules() for kind in type(module).__mro__)
-    for index, modules in enumerate(blocks):
-        share = 1.0 if constant else index / max(1, len(blocks) - 1)
+    for index, modules in enumerate(in_order.values()):
+        share = 1.0 if constant else index / max(1, len(in_order) - 1)
         for module in modules:
             if type(module).__name__ not in _SPARED:
                 for name in _places(module):
                     setattr(module, name, DropPath(rate * share))
-
-
-def _drop_path_blocks(model: nn.Module) -> list[list[nn.Module]]:
-    """Return the modules with places for drop path, in order of depth, those of one block together."""
-    blocks: dict[str, list[nn.Module]] = {}
-    for path, module in model.named_modules():
-        kind = type(module).__name__
-        if kind not in _BESIDE and _places(module):
-            blocks.setdefault(path.rpartition(".")[0] if kind in _HALVES else path, []).append(module)
-    return list(blocks.values())
 
 
 def _places(module: nn.Module) -> list[str]:

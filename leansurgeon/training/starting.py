@@ -86,7 +86,9 @@ def check_tokenizer(recipe: TrainingRecipe, task: Task, model_dir: Path) -> None
     if choice == "model":
         config = complete(read_config(model_dir))
         rows = architectures.of(config).flat(config).get("vocab_size")
-        if isinstance(rows, int) and rows and (needed := vocab.count_rows(tokenizer)) > rows:
+        ids = vocab.count_ids(tokenizer)
+        needed = ids - (tokenizer.pad_token_id == ids - 1)  # a pad token after all others needs no row
+        if isinstance(rows, int) and rows and needed > rows:
             raise Refused(
                 f"The tokenizer in {model_dir} has {needed:,} tokens, and the model's vocabulary {rows:,}.",
                 "They do not belong together: use the tokenizer that the model was trained with.",

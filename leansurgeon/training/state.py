@@ -250,7 +250,10 @@ def export_model(run: Run) -> Any:
     """
     if run.whole_model is None:
         return run.judged.loaded
-    distributed.fill_copy(run.whole_model, run.judged.loaded.model, main=run.main)
+    here, trained = distributed.list_tensors(run.whole_model.model), distributed.list_tensors(run.judged.loaded.model)
+    with torch.no_grad():
+        for name, tensor in distributed.gather_all(trained, keep=run.main).items():
+            here[name].copy_(tensor)
     return run.whole_model
 
 

@@ -13,7 +13,7 @@ import time
 
 import pytest
 
-from leansurgeon.tasks.long_range.listops_trees import Grammar, chunk
+from leansurgeon.tasks.long_range.listops import Grammar, chunk
 
 ROUNDS, PLAIN, CHUNKS = 5, 40, 4
 

@@ -16,7 +16,7 @@ from scipy import stats
 
 from leansurgeon import tasks
 from leansurgeon.errors import UsageError
-from leansurgeon.tasks.long_range.listops_trees import SYMBOLS, Grammar, chunk
+from leansurgeon.tasks.long_range.listops import SYMBOLS, Grammar, chunk
 
 PUBLISHED = Grammar()
 

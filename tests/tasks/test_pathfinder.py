@@ -66,11 +66,11 @@ def test_contours_turn_by_the_published_law():
     """With nothing in the way, an end at angle delta from straight is chosen in proportion to cos^2(delta)."""
     n = 4000
     mask = np.zeros((n, 32 + 2 * PAD, 32 + 2 * PAD), dtype=np.float32)
-    grown = pathfinder_draw._extend(np.random.default_rng(0), mask, np.full((n, 2), 14), np.zeros(n))
-    assert grown.alive.all() and (grown.pivot == [14, 18]).all()
+    room, pivot, _, _, kind = pathfinder_draw._extend(np.random.default_rng(0), mask, np.full((n, 2), 14), np.zeros(n))
+    assert room.all() and (pivot == [14, 18]).all()
     _, angles = ends()
     law = np.maximum(np.cos(angles), 0) ** 2
-    counts = np.bincount(grown.kind, minlength=len(angles))
+    counts = np.bincount(kind, minlength=len(angles))
     assert counts[law < 1e-12].sum() == 0
     kept = law >= 1e-12
     assert stats.chisquare(counts[kept], n * law[kept] / law.sum()).pvalue > 1e-3

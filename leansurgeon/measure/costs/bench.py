@@ -4,7 +4,9 @@ heads, compared in interleaved rounds. Imports torch inside functions.
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from leansurgeon import architectures
@@ -87,9 +89,9 @@ def contenders(source: Source, sweep: list[int]) -> tuple[list[Contender], list[
     before = source.record.plan.before if source.record else None
     wanted = [("before surgery", before)] if before not in (None, shape) else []
     for heads in sweep:
-        for stages in (same_head_dim, same_width):
+        for same_size in (True, False):
             try:
-                new = stages(shape, heads)
+                new = Shape(tuple(with_heads(stage, heads, same_size) for stage in shape.stages))
                 if new != shape and new not in [s for _, s in wanted]:
                     wanted.append((label(new), new))
             except UsageError as error:
@@ -113,30 +115,17 @@ def label(shape: Shape) -> str:
     return f"{shape.column('depth')} layers, {shape.column('heads')} x {shape.column('head_dim')}"
 
 
-def key_value(stage: Stage, heads: int) -> int:
-    """Return the number of key/value heads for this number of heads: equal in plain attention, unchanged in grouped
-    attention. Raises `UsageError` if they cannot be shared evenly.
+def with_heads(stage: Stage, heads: int, same_size: bool) -> Stage:
+    """Return the layers with `heads` heads of the old size, or at the old inner width. Plain attention gets as many
+    key/value heads, grouped attention keeps its own. Raises `UsageError` for heads that do not divide evenly.
     """
-    if stage.kv_heads == stage.heads:
-        return heads
-    if heads % stage.kv_heads:
-        raise UsageError(f"{heads} heads cannot share {stage.kv_heads} key/value heads evenly, so they are left out.")
-    return stage.kv_heads
-
-
-def same_head_dim(shape: Shape, heads: int) -> Shape:
-    """Return the same model with `heads` heads of the old size in every layer."""
-    return Shape(tuple(replace(s, heads=heads, kv_heads=key_value(s, heads)) for s in shape.stages))
-
-
-def same_width(shape: Shape, heads: int) -> Shape:
-    """Return the same model with `heads` heads at the old inner width: head_dim is inner // heads."""
-    for stage in shape.stages:
-        if stage.inner % heads:
-            raise UsageError(f"An inner width of {stage.inner} does not divide into {heads} heads, so it is left out.")
-    return Shape(
-        tuple(replace(s, heads=heads, kv_heads=key_value(s, heads), head_dim=s.inner // heads) for s in shape.stages)
-    )
+    if not same_size and stage.inner % heads:
+        raise UsageError(f"An inner width of {stage.inner} does not divide into {heads} heads, so it is left out.")
+    shared = heads if stage.kv_heads == stage.heads else stage.kv_heads
+    if heads % shared:
+        raise UsageError(f"{heads} heads cannot share {shared} key/value heads evenly, so they are left out.")
+    size = stage.head_dim if same_size else stage.inner // heads
+    return replace(stage, heads=heads, kv_heads=shared, head_dim=size)
 
 
 def parse_sweep(text: str | None) -> list[int]:
@@ -164,7 +153,11 @@ def time_contenders(
     taking_part, skipped = [(models[0], first)], []
     for backend in backends:
         say(f"trying {backend}")
-        bench = first.with_backend(backend)
+        if backend == "eager":  # eager attention needs a model of its own
+            bench = speed.TimedModel(first.config, first.architecture, load, backend, device)
+        else:
+            bench = copy.copy(first)
+            bench.backend = backend
         if problem := speed.runs(bench):
             skipped.append(f"{backend}: {problem}.")
             continue
@@ -174,16 +167,24 @@ def time_contenders(
         speed.runs(bench)
         taking_part.append((contender, bench))
     benches = [bench for _, bench in taking_part]
-    times = speed.time_benches(benches, rounds)
+    if rounds < 1:
+        raise UsageError(f"--rounds must be at least 1, and {rounds} was asked for.")
+    times = speed.time_in_turns(
+        [  # not kept: it would hold the batches on the device
+            {"step": b.step, "forward_1": partial(b.forward, b.single), "forward": partial(b.forward, b.large)}
+            for b in benches
+        ],
+        device,
+        rounds,
+    )
     units = load.batch * (load.tokens if "input_ids" in first.large else 1)
-    rows = []
-    for (contender, bench), timings in zip(taking_part, times, strict=True):
+    # Memory last and one by one: a peak is measured with one model alone on the device.
+    peaks, rows = speed.peaks(benches, say), []
+    for (contender, bench), timings, peak in zip(taking_part, times, peaks, strict=True):
         ratios = [a / b for a, b in zip(timings["step"].seconds, times[0]["step"].seconds, strict=True)]
         parameters = sum(p.numel() for p in bench.model.parameters())
-        rows.append(BenchRow(contender, parameters, timings, 0, units, speed.Timing.of(ratios)))
-    # Memory last and one by one: a peak is measured with one model alone on the device.
-    peaks = speed.peaks(benches, say)
-    return [replace(row, peak=peak) for row, peak in zip(rows, peaks, strict=True)], skipped
+        rows.append(BenchRow(contender, parameters, timings, peak, units, speed.Timing.of(ratios)))
+    return rows, skipped
 
 
 # -- conclusions ---------------------------------------------------------------------------------

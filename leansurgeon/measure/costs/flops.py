@@ -103,7 +103,7 @@ def count_flops(config: Config, architecture: Architecture, tokens: int | None =
     from torch.utils.flop_counter import FlopCounterMode
 
     from leansurgeon.measure.costs.cuda_rules import CudaRules
-    from leansurgeon.measure.costs.memory import choose_attention, fake_model, leaving_no_fakes, quietly
+    from leansurgeon.measure.costs.memory import choose_attention, fake_model, leaving_no_fakes
 
     mode, counter = FakeTensorMode(allow_non_fake_inputs=True), FlopCounterMode(display=False)
     model = fake_model(config, architecture, mode)
@@ -113,7 +113,7 @@ def count_flops(config: Config, architecture: Architecture, tokens: int | None =
     choose_attention(model, "sdpa")
     tokens = tokens or inputs.sample_tokens(None, config, architecture)
     try:
-        with quietly(), leaving_no_fakes(model), mode, counter, CudaRules(fused=False), torch.no_grad():
+        with leaving_no_fakes(model), mode, counter, CudaRules(fused=False), torch.no_grad():
             inputs.run(model, inputs.make(config, architecture, 1, tokens, "cpu"))
     except RuntimeError:  # raised by torch in that case, and by libraries that require a mask
         return None

@@ -142,7 +142,7 @@ class Rehearsal:
         make = partial(inputs.make, self.config, self.architecture, setting.batch, setting.tokens, "cpu")
         try:
             if (count := self.known.get(setting.batch)) is None:
-                with quietly(), leaving_no_fakes(self.model), self.mode:
+                with leaving_no_fakes(self.model), self.mode:
                     count = self.known[setting.batch] = step(self.model, setting, make, cuda=self.cuda)
         except (RuntimeError, TypeError) as error:
             if "overflow" in str(error).lower():  # sizes beyond 64 bits
@@ -308,24 +308,10 @@ def fake_model(config: Config, architecture: Architecture, mode: FakeTensorMode)
 
 @contextmanager
 def leaving_no_fakes(model: torch.nn.Module) -> Iterator[None]:
-    """Clear the caches of the library's functions afterwards: DINOv3 caches the coordinates of its patches, and a real
-    model of the same size would get tensors without values.
+    """Silence torch's own log of errors on fake tensors, which we report; and clear the caches of the library's
+    functions afterwards: DINOv3 caches the coordinates of its patches, and a real model of the same size would get
+    tensors without values.
     """
-    try:
-        yield
-    finally:
-        classes = {cls for module in model.modules() for cls in type(module).__mro__}
-        homes = [*classes, *{sys.modules[cls.__module__] for cls in classes if cls.__module__ in sys.modules}]
-        for function in (value for home in homes for value in list(vars(home).values()) if callable(value)):
-            cells = getattr(function, "__closure__", None) or ()
-            for cached in (function, *(cell.cell_contents for cell in cells if cell != EMPTY)):
-                if isinstance(cached, functools._lru_cache_wrapper):
-                    cached.cache_clear()
-
-
-@contextmanager
-def quietly() -> Iterator[None]:
-    """Silence torch's own log of errors on fake tensors; we report the error."""
     log = logging.getLogger("torch._subclasses.fake_tensor")
     before = log.level
     log.setLevel(logging.CRITICAL)
@@ -333,6 +319,13 @@ def quietly() -> Iterator[None]:
         yield
     finally:
         log.setLevel(before)
+        classes = {cls for module in model.modules() for cls in type(module).__mro__}
+        homes = [*classes, *{sys.modules[cls.__module__] for cls in classes if cls.__module__ in sys.modules}]
+        for function in (value for home in homes for value in list(vars(home).values()) if callable(value)):
+            cells = getattr(function, "__closure__", None) or ()
+            for cached in (function, *(cell.cell_contents for cell in cells if cell != EMPTY)):
+                if isinstance(cached, functools._lru_cache_wrapper):
+                    cached.cache_clear()
 
 
 def choose_attention(model: torch.nn.Module, attention: str) -> None:

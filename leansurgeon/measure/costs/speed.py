@@ -6,13 +6,11 @@ results are medians with the middle half of the rounds. Imports torch.
 
 from __future__ import annotations
 
-import copy
 import time
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
 from statistics import median, quantiles
 from typing import Any
 
@@ -22,7 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from leansurgeon.architectures.base import Architecture, Config
 from leansurgeon.checkpoints.model import initialise
-from leansurgeon.errors import OutOfMemory, UsageError, memory_is_short
+from leansurgeon.errors import OutOfMemory, memory_is_short
 from leansurgeon.measure.costs.memory import Setting, choose_attention, make_optimizer, step
 from leansurgeon.measure.data import inputs
 from leansurgeon.progress import Say, quiet_transformers, silent, track
@@ -87,14 +85,6 @@ class TimedModel:
         self.model.eval()
         with torch.inference_mode(), kernel(self.backend), self.load.autocast(self.device.type):
             inputs.run(self.model, batch)
-
-    def with_backend(self, backend: str) -> TimedModel:
-        """Return the same model with another backend; eager attention needs a model of its own."""
-        if backend == "eager":
-            return TimedModel(self.config, self.architecture, self.load, backend, self.device)
-        other = copy.copy(self)
-        other.backend = backend
-        return other
 
     def to(self, device: str | torch.device) -> None:
         """Move model, optimizer and inputs, so that peaks can be measured with one model on the device."""
@@ -174,17 +164,6 @@ def runs(bench: TimedModel) -> str | None:
             return "torch has no such kernel for this model, precision and device"
         return f"it failed ({(str(error) or type(error).__name__).splitlines()[0][:160]})"
     return None
-
-
-def time_benches(benches: list[TimedModel], rounds: int) -> list[dict[str, Timing]]:
-    """Return seconds of "step", "forward_1" and "forward" for every bench (`time_in_turns`)."""
-    if rounds < 1:
-        raise UsageError(f"--rounds must be at least 1, and {rounds} was asked for.")
-    works = [
-        {"step": b.step, "forward_1": partial(b.forward, b.single), "forward": partial(b.forward, b.large)}
-        for b in benches
-    ]
-    return time_in_turns(works, benches[0].device, rounds)
 
 
 def time_in_turns(

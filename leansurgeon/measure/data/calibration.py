@@ -24,10 +24,10 @@ from leansurgeon.checkpoints.recorded.decided import SampleData
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UsageError
 from leansurgeon.measure.data import inputs
-from leansurgeon.measure.data.check_classes import check_classes
 from leansurgeon.measure.data.choose_task import (
     LINE,
     PREFIX,
+    check_classes,
     choose_classes,
     choose_task,
     has_two_stacks,

@@ -1,12 +1,18 @@
-"""Choose the task of a model on a user's data, and its options, to match the checkpoint."""
+"""Choose the task of a model on a user's data, and its options, to match the checkpoint; and check that a trained head
+agrees with the data at all, before anything is cut, ranked or healed by labels that may be in another order than its
+outputs.
+"""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from leansurgeon.architectures.base import Config
 from leansurgeon.checkpoints.foreign import companions
@@ -27,6 +33,10 @@ WINDOW = 512  # tokens per sample of running text
 LINE = 128  # tokens of a usual sentence
 OWN = {"causal-lm": "bpe", "masked-lm": "wordpiece", "features": "wordpiece", "sequence-classification": "wordpiece"}
 OWN_SIZE = 8_192  # of a new vocabulary, or the model's size if smaller
+LEAST, MOST = 50, 200  # held-out samples that check a head
+LEVEL = 0.05  # agreement reached more often than this by shuffled labels counts as chance
+BETTER, SURE = 0.15, 0.001  # another order must be right more often by this share, at this level of McNemar's test
+SHUFFLES = 999
 
 
 @dataclass(frozen=True)
@@ -54,7 +64,7 @@ def choose_task(
     folders, unless it is an embedder (`labels` includes those) or is to be `taught` by a named model. Running text is
     cut into windows of `tokens`.
 
-    Raises `UsageError` for data that the model does not take.
+    Raises `UsageError` for data that the model does not take, and for learned embeddings without a tokenizer.
     """
     kind, reads_images = source.head, takes_images(source)
     if measured and "classification" in kind and not source.has_head:
@@ -80,7 +90,16 @@ def choose_task(
         elif kind == "image-classification" and objective_of(source) in ("several", "score"):
             kind = "features"  # judged by its outputs
         return of_images(source, kind, data, columns)
-    tokenizer = tokenizer_options(source, kind, new_tokenizer)
+    tokenizer = {}  # the checkpoint's own, or a vocabulary made from the data
+    if new_tokenizer or not brings_tokenizer(source.folder):
+        if source.learned and not new_tokenizer:
+            raise UsageError(
+                f"{source.slug} has learned embeddings, and its folder holds no tokenizer.",
+                "Copy the tokenizer's files into it, name their folder (--set task.tokenizer=FOLDER/), or start the "
+                "embeddings anew: --new-tokenizer.",
+            )
+        room = source.flat_config.get("vocab_size") or OWN_SIZE
+        tokenizer = {"tokenizer": OWN[kind], "vocab_size": min(OWN_SIZE, int(room))}
     chosen = user_data.columns_of(data, columns, kind) if data.kind in ("table", "hub") else None
     if labelled and data.kind == "table":
         found = user_data.columns_of(data, columns, "sequence-classification")
@@ -211,22 +230,6 @@ def describe_tokenizer(options: Mapping[str, Any]) -> tuple[str, ...]:
     return (f"A {options['tokenizer']} vocabulary of {options['vocab_size']:,} is made from the data.",)
 
 
-def tokenizer_options(source: Source, kind: str, anew: bool) -> images.TaskOptions:
-    """Return no options to use the checkpoint's own tokenizer, else those of a vocabulary trained on the data. Raises
-    `UsageError` for learned embeddings without a tokenizer.
-    """
-    if not anew and brings_tokenizer(source.folder):
-        return {}
-    if source.learned and not anew:
-        raise UsageError(
-            f"{source.slug} has learned embeddings, and its folder holds no tokenizer.",
-            "Copy the tokenizer's files into it, name their folder (--set task.tokenizer=FOLDER/), or start the "
-            "embeddings anew: --new-tokenizer.",
-        )
-    room = source.flat_config.get("vocab_size") or OWN_SIZE
-    return {"tokenizer": OWN[kind], "vocab_size": min(OWN_SIZE, int(room))}
-
-
 def brings_tokenizer(folder: Path | None) -> bool:
     """Return whether there is a tokenizer next to the weights."""
     try:
@@ -288,3 +291,67 @@ def spell_task(name: str, options: Mapping[str, Any]) -> str:
     """Return the word that `parse_task` parses into these."""
     pairs = (f"{key}={'null' if value is None else value}" for key, value in options.items())
     return ",".join([f"{PREFIX}{name}", *pairs])
+
+
+# -- a trained head and the classes of the data ---------------------------------------------------
+
+
+def check_classes(source: Source, task: Task, found: ClassMap | None, *, chance: bool) -> None:
+    """Check the source's predictions on held-out samples of the prepared task, whose classes are its outputs as `found`
+    says. Without `chance`, only another order of the classes is an error, as for a model that a cut may have ruined.
+
+    Skipped if the user named the classes, with fewer than LEAST samples, or without memory for the model. Raises
+    `UsageError` if predictions agree with the labels no better than with shuffled ones (shuffling keeps the class
+    frequencies, so always predicting the largest class is chance), or if another order, found on one half of the
+    samples, fits the other half far better.
+    """
+    whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    heard = source.learned and source.folder is not None and 8 * source.parameters.total < whole
+    if getattr(task, "objective", "class") != "class" or found is None or found.new_head or NAMED.get() or not heard:
+        return
+    splits = sorted({"eval", *task.splits} - {"train"})
+    held = [(split, row) for split in splits for row in range(task.size(split))]
+    if len(held) < LEAST:
+        return
+    import torch
+    from scipy.optimize import linear_sum_assignment
+    from scipy.stats import binomtest
+    from sklearn.metrics import confusion_matrix
+
+    from leansurgeon.checkpoints.model import load
+
+    chosen = [held[i] for i in np.random.default_rng(0).permutation(len(held))[:MOST]]
+    loaded = load(source.folder)
+    loaded.model.eval()
+    answers, labels = [], []
+    for split, row in chosen:
+        batch = task.batch(split, np.array([row]), seed=0, epoch=0)
+        with torch.no_grad():
+            answers.append(int(loaded.forward(batch).argmax(-1)))
+        labels.append(int(batch["labels"]))
+    answers_N, labels_N = np.array(answers), np.array(labels)
+    right = answers_N == labels_N
+    told = f"{source.name} is right on {right.sum()} of {len(right)} held-out samples"
+    hint = (
+        "Say which output is which: --classes A,B,C (task.class_names in a recipe), the data's classes in the order of "
+        "the outputs. To go on with the present order, give it. --classes new trains a new head."
+    )
+    # For each half, the output of each sample's class under the order that fits the other half best.
+    size, half = int(max(answers_N.max(), labels_N.max())) + 1, np.arange(len(labels_N)) % 2
+    other_N = labels_N.copy()
+    for part in (0, 1):
+        counts = confusion_matrix(labels_N[half != part], answers_N[half != part], labels=np.arange(size))
+        # On ties, the order nearest to the given one.
+        order = linear_sum_assignment(counts + 1e-3 * np.eye(size), maximize=True)[1]
+        other_N[half == part] = order[labels_N[half == part]]
+    other = other_N == answers_N
+    won, lost = int((other & ~right).sum()), int((right & ~other).sum())
+    more = (won - lost) / len(right)
+    if more > BETTER and binomtest(won, won + lost, alternative="greater").pvalue < SURE:
+        raise UsageError(
+            f"{told}, and with another order of the classes it would be on {other.sum()}. {found.says}", hint
+        )
+    rng = np.random.default_rng(0)
+    as_good = sum((answers_N == rng.permutation(labels_N)).sum() >= right.sum() for _ in range(SHUFFLES))
+    if chance and (1 + as_good) / (1 + SHUFFLES) > LEVEL:
+        raise UsageError(f"{told}, no better than chance. {found.says}", hint)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import zip_longest
-from typing import TypeVar
 
 from leansurgeon.measure.data.batches import rows_of, thin
 from leansurgeon.measure.data.calibration import (
@@ -21,7 +20,6 @@ from leansurgeon.measure.data.calibration import (
     without_labels,
 )
 
-T = TypeVar("T")
 JOIN = " + "
 LEAST_LINES, LEAST_TOKENS = 512, 16_384  # fit data with less is thin
 MOST = 0.9  # of the usual number of lines
@@ -43,7 +41,8 @@ def mix_sources(sources: Sequence[Calibration]) -> Calibration:
         most = max(s.asked if s.asked and part == "fit" else usual(s, part) for s in sources)
         counts[part] = evenly_filled(rows, min(sum(rows), most))
         each = [thin(getattr(s, part), count) for s, count in zip(sources, counts[part], strict=True)]
-        parts[part] = [batch if alike else without_labels(batch) for batch in in_turns(each)]
+        in_turns = (batch for turn in zip_longest(*each) for batch in turn if batch is not None)
+        parts[part] = [batch if alike else without_labels(batch) for batch in in_turns]
     each = (Parts(*of_source) for of_source in zip(*counts.values(), strict=True))
     says = "; ".join(f"{s.name}: {describe_counts(count)}" for s, count in zip(sources, each, strict=True))
     used = hashlib.sha256("".join(s.digest for s in sources).encode() + str(counts).encode()).hexdigest()
@@ -106,9 +105,3 @@ def evenly_filled(rows: Sequence[int], total: int) -> list[int]:
         shares[i] = min(rows[i], left // (len(open_sources) + 1))
         left -= shares[i]
     return shares
-
-
-def in_turns(sources: Sequence[Sequence[T]]) -> Iterator[T]:
-    """Yield the first batch of each source, then the second of each, and so on."""
-    for turn in zip_longest(*sources):
-        yield from (one for one in turn if one is not None)

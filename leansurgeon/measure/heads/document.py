@@ -17,7 +17,7 @@ from leansurgeon.measure.data.batches import rows_of, thin
 from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.measure.heads import pruning
 from leansurgeon.measure.heads.importance import importance
-from leansurgeon.measure.heads.judge import HeadScorer, OutputScorer, judge_of
+from leansurgeon.measure.heads.judge import TEXT, HeadScorer, Labelled, OutputScorer, judge_of
 from leansurgeon.measure.heads.sites import Site, count, sites, split
 from leansurgeon.progress import phase
 from leansurgeon.reading.jsonfile import JsonObject
@@ -83,7 +83,7 @@ def study(loaded: Loaded, calibration: Calibration, options: HeadOptions | None 
         ],
         "gini": pruning.gini(values),
         "kinds": kinds(places, values),
-        "text": pruning.is_text(bench),
+        "text": isinstance(judge, Labelled) and judge.task.head in TEXT,  # whether exp(loss) is a perplexity
     }
     if options.ablate:
         total = count(places)

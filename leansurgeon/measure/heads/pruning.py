@@ -24,7 +24,7 @@ from numpy import ndarray
 from leansurgeon.checkpoints.model import Loaded
 from leansurgeon.measure.data.batches import Batch
 from leansurgeon.measure.heads.importance import importance
-from leansurgeon.measure.heads.judge import TEXT, HeadScorer, Labelled, OutputScorer, judge_of
+from leansurgeon.measure.heads.judge import HeadScorer, Labelled, OutputScorer, judge_of
 from leansurgeon.measure.heads.sites import Site, count, sites, split
 from leansurgeon.progress import track
 from leansurgeon.reading.jsonfile import JsonObject
@@ -149,11 +149,6 @@ def spearman(a: ndarray, b: ndarray) -> float | None:
     if len(a) < 3 or np.ptp(a) == 0 or np.ptp(b) == 0:
         return None
     return float(stats.spearmanr(a, b).statistic)
-
-
-def is_text(bench: HeadScorer) -> bool:
-    """Return whether exp(loss) is a perplexity."""
-    return isinstance(bench.judge, Labelled) and bench.judge.task.head in TEXT
 
 
 # -- one head off --------------------------------------------------------------------------------

@@ -51,51 +51,42 @@ def conditioning(
     block, (b, n, m) = block.detach(), block.shape
     mask = None if mask is None else mask.to(block.device).bool()
     step = max(1, CHUNK // max(1, n * m))
-    statistics = []
+    most, eps, statistics = min(m, most or m), torch.finfo(block.dtype).eps, []
     for start in range(0, b, step):
-        part = None if mask is None else mask[start : start + step]
-        statistics += _conditioning(block[start : start + step], part, min(m, most or m), centred)
-    return statistics
-
-
-def _conditioning(block: Tensor, mask: Tensor | None, most: int, centred: bool) -> list[Conditioning]:
-    b, n, m = block.shape
-    counts = [n] * b if mask is None else mask.sum(1).tolist()
-    raw_BR, left_BR = _eigenvalues(_gram(block, mask), block, mask, centred=centred)
-    sigma_BR = _values(block, raw_BR, raw_BR[:, 0], mask, False, most).cpu().numpy()  # numpy is faster on small arrays
-    middle_BR = None
-    if left_BR is not None:  # rounding errors scale with the whole block
-        middle_BR = _values(block, left_BR, raw_BR.sum(1), mask, True, most).cpu().numpy()
-
-    eps = torch.finfo(block.dtype).eps
-    statistics = []
-    for i, tokens in enumerate(counts):
-        if not tokens:
-            continue
-        sigma = sigma_BR[i]
-        floor = noise_floor(sigma, tokens, m, eps)
-        k = min(tokens, most)
-        kappa, bound, rank = kappa_above(sigma, k, floor)
-        # Subtracting the mean costs one dimension of the token side. The noise is that of the block as stored.
-        other = (
-            (math.nan, math.nan, 0) if middle_BR is None else kappa_above(middle_BR[i], min(tokens - 1, most), floor)
-        )
-        total = sigma.sum()
-        share = sigma[sigma > 0] / total
-        statistics.append(
-            Conditioning(
-                kappa=kappa,
-                bound=bound,
-                rank=rank,
-                k=k,
-                centred=other[0],
-                centred_bound=other[1],
-                stable_rank=float((sigma**2).sum() / sigma[0] ** 2) if total > 0 else 0.0,
-                effective_rank=float(np.exp(-(share * np.log(share)).sum())) if total > 0 else 0.0,
-                aspect=m / tokens,
-                tokens=tokens,
+        part = block[start : start + step]
+        real = None if mask is None else mask[start : start + step]
+        raw_BR, left_BR = _eigenvalues(_gram(part, real), part, real, centred=centred)
+        sigma_BR = _values(part, raw_BR, raw_BR[:, 0], real, False, most).cpu().numpy()  # faster on small arrays
+        middle_BR = None
+        if left_BR is not None:  # rounding errors scale with the whole block
+            middle_BR = _values(part, left_BR, raw_BR.sum(1), real, True, most).cpu().numpy()
+        for i, tokens in enumerate([n] * len(part) if real is None else real.sum(1).tolist()):
+            if not tokens:
+                continue
+            sigma = sigma_BR[i]
+            floor = noise_floor(sigma, tokens, m, eps)
+            k = min(tokens, most)
+            kappa, bound, rank = kappa_above(sigma, k, floor)
+            # Subtracting the mean costs one dimension of the token side. The noise is that of the block as stored.
+            middle = (math.nan, math.nan, 0)
+            if middle_BR is not None:
+                middle = kappa_above(middle_BR[i], min(tokens - 1, most), floor)
+            total = sigma.sum()
+            share = sigma[sigma > 0] / total
+            statistics.append(
+                Conditioning(
+                    kappa=kappa,
+                    bound=bound,
+                    rank=rank,
+                    k=k,
+                    centred=middle[0],
+                    centred_bound=middle[1],
+                    stable_rank=float((sigma**2).sum() / sigma[0] ** 2) if total > 0 else 0.0,
+                    effective_rank=float(np.exp(-(share * np.log(share)).sum())) if total > 0 else 0.0,
+                    aspect=m / tokens,
+                    tokens=tokens,
+                )
             )
-        )
     return statistics
 
 

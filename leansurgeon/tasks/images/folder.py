@@ -46,9 +46,9 @@ class Options(base.Options):
     skip_damaged: bool = False
     label: str | None = None
     classes: int | None = Field(None, ge=2)
-    class_names: list[str] | None = Field(None, min_length=2)
-    train_samples: int | None = Field(None, ge=1)
-    eval_samples: int | None = Field(None, ge=1)
+    class_names: base.Names = None
+    train_samples: base.Count = None
+    eval_samples: base.Count = None
     image_size: int = Field(224, ge=4)
     channels: Literal[1, 3] = 3
     mean: list[float] | None = None
@@ -94,7 +94,14 @@ class ImageFolder(base.Task):
         """List the images and their classes in the cache once; the images stay where they are."""
         o = self.options
         self.source = o.data
-        _check_transform(o)
+        try:  # before any data is read: timm parses `auto_augment` with assertions
+            transform(o, o.augment)
+        except (AssertionError, ValueError, TypeError, KeyError, IndexError) as error:
+            said = f": {error}" if str(error) else ""
+            raise UsageError(
+                f"timm cannot make the augmentation with auto_augment '{o.auto_augment}'{said}.",
+                "An example of its texts: rand-m9-mstd0.5.",
+            ) from error
         source = places.find(o.data, o.eval_data)
         if not o.hold_out and "eval" not in source.places and "test" in source.places:
             source.places["eval"] = source.places.pop("test")
@@ -235,18 +242,6 @@ class Images(base.Embedded, ImageFolder):
     def model_overrides(self) -> base.Overrides:
         """Return size and channels of the images."""
         return {key: value for key, value in super().model_overrides().items() if key not in ("num_labels", "id2label")}
-
-
-def _check_transform(options: Options) -> None:
-    """Build the transforms once before any data is read: timm parses `auto_augment` with assertions."""
-    try:
-        transform(options, options.augment)
-    except (AssertionError, ValueError, TypeError, KeyError, IndexError) as error:
-        said = f": {error}" if str(error) else ""
-        raise UsageError(
-            f"timm cannot make the augmentation with auto_augment '{options.auto_augment}'{said}.",
-            "An example of its texts: rand-m9-mstd0.5.",
-        ) from error
 
 
 def transform(options: Options, augmented: bool) -> Any:

@@ -1,11 +1,12 @@
-"""Small data sets of ten classes that are cached as a whole: scikit-learn's digits and Fashion-MNIST."""
+"""Small data sets of ten classes that are cached as a whole: scikit-learn's digits, Fashion-MNIST and CIFAR-10."""
 
 from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Callable
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy import ndarray
@@ -14,7 +15,10 @@ from pydantic import Field
 from leansurgeon.errors import UsageError
 from leansurgeon.progress import Say
 from leansurgeon.reading import archives, files
-from leansurgeon.tasks import base, chance, disk_cache
+from leansurgeon.reading.images import decode
+from leansurgeon.tasks import base, chance, disk_cache, hub
+from leansurgeon.tasks.images import files as image_files
+from leansurgeon.tasks.images import places as image_places
 
 EVAL_IMAGES = 360  # of the digits
 DEBIAN_FOLDER = "/usr/share/datasets/fashion-mnist"
@@ -117,8 +121,8 @@ class FashionOptions(base.Options):
     """`data`: the folder of the four idx files, compressed or not. Fewer samples take the first of each file."""
 
     data: str = DEBIAN_FOLDER
-    train_samples: int | None = Field(None, ge=1)
-    eval_samples: int | None = Field(None, ge=1)
+    train_samples: base.Count = None
+    eval_samples: base.Count = None
     augment: bool = True
 
 
@@ -185,3 +189,84 @@ def read_idx(path: Path, shape: tuple[int, ...]) -> ndarray:
         what = " x ".join(map(str, ("N", *shape)))
         raise UsageError(f"{path} is truncated, or not an idx file of {what} bytes.")
     return np.frombuffer(data, np.uint8, offset=4 + header).reshape(count, *shape)
+
+
+# -- CIFAR-10 (Krizhevsky, 2009): 60,000 colour images, from the hub's parquet files ---------------
+
+CIFAR = "hub:uoft-cs/cifar10"
+BY_HAND = "Download its parquet files on another machine and name their folder with the task's option `data`."
+
+
+class CifarOptions(base.Options):
+    """Options of `cifar10`.
+
+    `data`: the hub's parquet files (their folder), or `hub:uoft-cs/cifar10`. Fewer samples take the first of each
+    split.
+    """
+
+    data: str = CIFAR
+    train_samples: base.Count = None
+    eval_samples: base.Count = None
+    augment: bool = True
+
+
+class Cifar10(SmallImages, base.Shortened):
+    """Ten-way classification of standardised (3, 32, 32) images.
+
+    Training images are shifted by up to 4 pixels each way and flipped.
+    """
+
+    name = "cifar10"
+    Options = CifarOptions
+    source = "CIFAR-10 (Krizhevsky, 2009), its published split"
+    licence = "none stated by its authors"
+    side, channels, shift = 32, 3, 4
+    mean, std = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)  # of the training images, with pixels in 0..1
+
+    def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Say) -> None:
+        """Read the images into the cache once."""
+        self._open(cache, "cifar10", *cifar_entry(self.options.data, say))
+        self._check_limits("CIFAR-10", "images")
+
+
+def cifar_entry(data: str, say: Say) -> tuple[dict[str, Any], Callable[[Path], disk_cache.Info]]:
+    """Return key and builder of the cache entry of these files.
+
+    The entry has `train-images`, `train-labels`, `eval-images` and `eval-labels`. Raises UsageError if the files are
+    not CIFAR-10 or cannot be fetched.
+    """
+    words = {"train": "train", "eval": "test"}  # evaluated on the published test set
+    if named := hub.parse(data):
+        kind, places = "hub", {split: [hub.load(*named, word, by_hand=BY_HAND)] for split, word in words.items()}
+    else:
+        folder = files.in_home(data).absolute()
+        parts = image_places.parts_by_name(sorted(folder.rglob("*.parquet")), folder)
+        if not {"train", "test"} <= parts.keys():
+            raise UsageError(f"CIFAR-10 is not in {data}: no train and test files (*.parquet) there.", BY_HAND)
+        kind, places = "parquet", {split: parts[word] for split, word in words.items()}
+    key = {"version": 1, "files": {split: list(map(image_places.stamp, some)) for split, some in places.items()}}
+
+    def build(folder: Path) -> disk_cache.Info:
+        say(f"cifar10: reading {data}")
+        sizes = {}
+        for split, some in places.items():
+            images, labels = _read_cifar(kind, some)
+            np.save(folder / f"{split}-images.npy", images)
+            np.save(folder / f"{split}-labels.npy", labels)
+            sizes[split] = len(labels)
+        return {"sizes": sizes}
+
+    return key, build
+
+
+def _read_cifar(kind: str, places: list[Any]) -> tuple[ndarray, ndarray]:
+    """Return (N, 32, 32, 3) images and (N,) labels, both uint8."""
+    pictures, labels = [], []
+    for content, label in image_files.rows_of(kind, places, None)[1]:
+        image = np.asarray(decode(content, "RGB", f"An image of {places[0]}"))
+        if image.shape != (32, 32, 3) or label not in range(10):
+            shape = f"{image.shape[1]} x {image.shape[0]} pixels, labelled {label}"
+            raise UsageError(f"{places[0]} holds an image of {shape}; CIFAR-10 has 32 x 32 and the labels 0 to 9.")
+        pictures.append(image)
+        labels.append(label)
+    return np.stack(pictures), np.array(labels, dtype=np.uint8)

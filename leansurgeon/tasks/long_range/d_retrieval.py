@@ -28,7 +28,7 @@ class Options(base.Options):
 
     dimension: int = Field(4, ge=1)
     length: int = Field(16, ge=1)
-    input_size: int | None = Field(None, ge=1)
+    input_size: base.Count = None
     train: int = Field(8_000, ge=2)
     eval: int = Field(2_000, ge=2)
     seed: int = Field(0, ge=0)
@@ -56,7 +56,10 @@ class DRetrieval(base.Task):
         def build(folder: Path) -> disk_cache.Info:
             size = o.input_size or o.dimension
             rng = np.random.default_rng([o.seed, o.dimension, o.length, size])
-            a_Dd = directions(o.dimension, size, rng)
+            drawn = rng.standard_normal((size, o.dimension))
+            if o.dimension <= size:
+                drawn = np.linalg.qr(drawn)[0]
+            a_Dd = (drawn / np.linalg.norm(drawn, axis=0)).T  # unit vectors
             values, targets = {}, {}
             for split, count in (("train", o.train), ("eval", o.eval)):
                 values[split] = rng.standard_normal((count, o.length, size))
@@ -91,11 +94,3 @@ class DRetrieval(base.Task):
         """Return the mean squared error over the variance of the evaluation labels; predicting the mean gives 1."""
         mse = sums.metric_sum / max(sums.metric_count, 1)
         return {"nmse": mse / self._info["variance"]}
-
-
-def directions(dimension: int, input_size: int, rng: np.random.Generator) -> np.ndarray:
-    """Draw (D, d) unit vectors, orthonormal if D <= d."""
-    drawn = rng.standard_normal((input_size, dimension))
-    if dimension <= input_size:
-        drawn = np.linalg.qr(drawn)[0]
-    return (drawn / np.linalg.norm(drawn, axis=0)).T

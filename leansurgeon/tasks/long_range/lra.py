@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy import ndarray
@@ -20,13 +20,10 @@ from leansurgeon.progress import Say
 from leansurgeon.reading import files, tables
 from leansurgeon.reading.files import in_home
 from leansurgeon.tasks import base, disk_cache, hub
-from leansurgeon.tasks.images import cifar10
 from leansurgeon.tasks.images import places as image_places
+from leansurgeon.tasks.images import small
 from leansurgeon.tasks.long_range.pathfinder import pixels_as_tokens
 from leansurgeon.tasks.text import vocab
-
-if TYPE_CHECKING:
-    from datasets import Dataset
 
 IMDB = "hub:stanfordnlp/imdb"
 IMDB_BY_HAND = "Download its parquet files on another machine and name their folder with the task's option `data`."
@@ -49,8 +46,8 @@ class BytesOptions(base.Options):
     max_length: int = Field(4000, ge=1)
     seq_len: int = Field(4096, ge=4)
     pad: Literal["longest", "max"] = "longest"
-    train_samples: int | None = Field(None, ge=1)
-    eval_samples: int | None = Field(None, ge=1)
+    train_samples: base.Count = None
+    eval_samples: base.Count = None
 
     @model_validator(mode="after")
     def _fits(self) -> BytesOptions:
@@ -71,10 +68,10 @@ class TextOptions(BytesOptions):
 class ImageOptions(base.Options):
     """`data` is that of `cifar10`; `mask_black` that of `pathfinder`."""
 
-    data: str = cifar10.HUB
+    data: str = small.CIFAR
     mask_black: bool = True
-    train_samples: int | None = Field(None, ge=1)
-    eval_samples: int | None = Field(None, ge=1)
+    train_samples: base.Count = None
+    eval_samples: base.Count = None
 
 
 class _Bytes(base.Shortened):
@@ -121,8 +118,16 @@ class LraText(_Bytes):
     def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Say) -> None:
         """Read the published files into the cache once, as bytes."""
         vocab.check_length(self.options.seq_len, model_dir)
-        data = self.options.data
-        splits = _imdb(data)
+        data, words = self.options.data, {"train": "train", "eval": "test"}
+        if named := hub.parse(data):
+            splits = {split: [hub.load(*named, word, by_hand=IMDB_BY_HAND)] for split, word in words.items()}
+        else:
+            folder = in_home(data).absolute()
+            listed = list(filter(tables.is_table, files.files_below(folder)))
+            parts = image_places.parts_by_name(listed, folder, mixed=True)
+            if not {"train", "test"} <= parts.keys():
+                raise UsageError(f"The IMDb reviews are not in {data}: no train and test tables there.", IMDB_BY_HAND)
+            splits = {split: parts[word] for split, word in words.items()}
         stamps = {split: list(map(image_places.stamp, places)) for split, places in splits.items()}
         key = {"version": 2, "files": stamps}  # version 1 accepted any integer as a label
 
@@ -130,12 +135,19 @@ class LraText(_Bytes):
             say(f"lra-text: reading {data}")
             sizes = {}
             for split, places in splits.items():
-                rows = [row for place in places for row in _reviews(place)]
+                rows = []
+                for where, (text, said) in (row for place in places for row in hub.read(place, ["text", "label"])):
+                    if not isinstance(text, str):
+                        raise UsageError(f"{where}: a text is {quote(text)}.")
+                    label = LABELS.get(str(said).strip())  # csv files hold it as text, others as a number
+                    if label is None:
+                        raise UsageError(f"{where}: the label {quote(said)} is not 0 or 1.")
+                    rows.append((label, [text.encode()]))
                 if not rows:
                     raise UsageError(f"{data} holds no reviews for '{split}'.", IMDB_BY_HAND)
                 # Files are ordered by class, but a part of them must contain both.
                 order = np.random.default_rng(0).permutation(len(rows))
-                sizes[split] = _store(folder, split, ((rows[i][0], [rows[i][1]]) for i in order), self.texts)
+                sizes[split] = _store(folder, split, (rows[i] for i in order), self.texts)
             return {"sizes": sizes}
 
         self._open(cache, "lra-text", key, build)
@@ -189,7 +201,7 @@ class LraImage(base.Shortened):
     def prepare(self, cache: Path, model_dir: Path | None, *, workers: int, say: Say) -> None:
         """Read the published files into the cache once."""
         vocab.check_length(32 * 32, model_dir)
-        self._open(cache, "cifar10", *cifar10.entry(self.options.data, say))
+        self._open(cache, "cifar10", *small.cifar_entry(self.options.data, say))
         there = self._info["sizes"]
         held = there["train"] // 10
         self._info = {**self._info, "sizes": {"train": there["train"] - held, "eval": held, "test": there["eval"]}}
@@ -226,35 +238,6 @@ def _store(folder: Path, split: str, rows: Iterator[tuple[int, list[bytes]]], te
         np.save(folder / f"{split}-starts{suffix}.npy", disk_cache.starts_of(np.array(sizes, dtype=np.int64)))
     np.save(folder / f"{split}-labels.npy", np.array(labels, dtype=np.uint8))
     return len(labels)
-
-
-# -- IMDb ------------------------------------------------------------------------------------------
-
-
-def _imdb(data: str) -> dict[str, list[Any]]:
-    """Return where each split's reviews are: tables, or a hub data set."""
-    words = {"train": "train", "eval": "test"}
-    if named := hub.parse(data):
-        return {split: [hub.load(*named, word, by_hand=IMDB_BY_HAND)] for split, word in words.items()}
-    folder = in_home(data).absolute()
-    parts = image_places.parts_by_name(list(filter(tables.is_table, files.files_below(folder))), folder, mixed=True)
-    if not {"train", "test"} <= parts.keys():
-        raise UsageError(f"The IMDb reviews are not in {data}: no train and test tables there.", IMDB_BY_HAND)
-    return {split: parts[word] for split, word in words.items()}
-
-
-def _reviews(place: Path | Dataset) -> Iterator[tuple[int, bytes]]:
-    """Yield (label, bytes) of each review; 1 is positive."""
-    for where, (text, said) in hub.read(place, ["text", "label"]):
-        if not isinstance(text, str):
-            raise UsageError(f"{where}: a text is {quote(text)}.")
-        label = LABELS.get(str(said).strip())  # csv files hold it as text, others as a number
-        if label is None:
-            raise UsageError(f"{where}: the label {quote(said)} is not 0 or 1.")
-        yield label, text.encode()
-
-
-# -- AAN pairs -------------------------------------------------------------------------------------
 
 
 def _pairs(path: Path) -> Iterator[tuple[int, list[bytes]]]:

@@ -24,12 +24,7 @@ from numpy.random import Generator
 
 CONTOUR_LENGTH = {"easy": 6, "intermediate": 9, "hard": 14}  # dashes
 SIZE, PADDING, SEED_DISTANCE = 32, 1, 7  # pixels
-LENGTH, MARGIN, THICKNESS, MARKER_RADIUS = (
-    2,
-    1,
-    0.5,
-    1.5,
-)  # of a dash, its gaps, both, a disc
+LENGTH, MARGIN, THICKNESS, MARKER_RADIUS = 2, 1, 0.5, 1.5  # of a dash, its gaps, both, a disc
 ANTIALIAS = 2
 TARGET_CONTRAST, DISTRACTOR_CONTRAST = 1.5, 2.0  # the first is 0.75 of the dash times 2 of the contour
 SEGMENT_TRIALS, CONTOUR_TRIALS = 3, 5
@@ -50,20 +45,6 @@ class Drawn(NamedTuple):
     dashes: ndarray
     marked: ndarray
     found: ndarray
-
-
-class _Grown(NamedTuple):
-    """One more dash in each of N images.
-
-    (N,) whether there was room, (N, 2) its pivot, (N,) its angle, (N, 2) its end, and (N,) the index of the
-    displacement between them.
-    """
-
-    alive: ndarray
-    pivot: ndarray
-    turn: ndarray
-    end: ndarray
-    kind: ndarray
 
 
 def chunk(contour_length: int, seed: int, number: int, attempts: int = ATTEMPTS) -> Drawn:
@@ -119,13 +100,13 @@ def _targets(contour_length: int, rng: Generator, attempts: int) -> tuple[ndarra
     mask, dashes, kinds, pivots, turns = (part[grown] for part in (mask, dashes, kinds, pivots, turns))
     for dash in range(1, contour_length):
         for contour in (0, 1):
-            new = _extend(rng, mask, pivots[:, contour], turns[:, contour])
-            pivots[:, contour], turns[:, contour] = new.pivot, new.turn
-            dashes[:, contour, dash], kinds[:, contour, dash] = new.end, new.kind
+            room, pivot, turn, end, kind = _extend(rng, mask, pivots[:, contour], turns[:, contour])
+            pivots[:, contour], turns[:, contour] = pivot, turn
+            dashes[:, contour, dash], kinds[:, contour, dash] = end, kind
             # Only the previous dash is marked as occupied: the new one may touch the end that it continues.
             before = patches_of(dash == 1).mask[kinds[:, contour, dash - 1]]
             stamp(mask, np.arange(len(mask)), dashes[:, contour, dash - 1], before)
-            mask, dashes, kinds, pivots, turns = (part[new.alive] for part in (mask, dashes, kinds, pivots, turns))
+            mask, dashes, kinds, pivots, turns = (part[room] for part in (mask, dashes, kinds, pivots, turns))
     image, every = np.zeros_like(mask), np.arange(len(mask))
     for contour in (0, 1):
         stamp(mask, every, dashes[:, contour, -1], patches_of(False).mask[kinds[:, contour, -1]])
@@ -166,16 +147,17 @@ def _distractor(dashes: int, rng: Generator, images: ndarray, masks: ndarray, ro
         stamp(image, every, end, patches.line[kind] * DISTRACTOR_CONTRAST)
         before = end, patches.mask[kind]
         if dash < dashes - 1:
-            grown = _extend(rng, mask, pivot, turn)
-            alive &= grown.alive
-            pivot, turn, end, kind = grown.pivot, grown.turn, grown.end, grown.kind
+            room, pivot, turn, end, kind = _extend(rng, mask, pivot, turn)
+            alive &= room
         stamp(mask, every, *before)
     images[rows[alive]], masks[rows[alive]] = image[alive], mask[alive]
     return alive
 
 
-def _extend(rng: Generator, mask: ndarray, pivot: ndarray, turn: ndarray) -> _Grown:
-    """Add the next dash of one contour in each image, if there is room."""
+def _extend(rng: Generator, mask: ndarray, pivot: ndarray, turn: ndarray) -> tuple[ndarray, ...]:
+    """Add the next dash of one contour in each of N images: return (N,) whether there was room, (N, 2) its pivot, (N,)
+    its angle, (N, 2) its end, and (N,) the index of the displacement between them.
+    """
     ends_E2, angles_E = ends()
     pivot = np.clip(_along(pivot, turn, LENGTH + 2 * MARGIN), -PAD + 4, SIZE + PAD - 5)
     candidates_NE2 = pivot[:, None] + ends_E2
@@ -200,7 +182,7 @@ def _extend(rng: Generator, mask: ndarray, pivot: ndarray, turn: ndarray) -> _Gr
         crossing = around + patches.mask[picked[rows]]
         open_[rows] = crossing.max(axis=(1, 2), initial=0) >= 1.8
     end = np.clip(candidates_NE2[every[:, 0], picked], 0, SIZE - 1)
-    return _Grown(alive & ~open_, pivot, angles_E[picked], end, picked)
+    return alive & ~open_, pivot, angles_E[picked], end, picked
 
 
 def _along(points: ndarray, turn: ndarray, distance: float) -> ndarray:

@@ -51,12 +51,12 @@ class Options(base.Options):
     text: str = "text"
     text_pair: str | None = None
     label: str | list[str] = "label"
-    class_names: list[str] | None = Field(None, min_length=2)
+    class_names: base.Names = None
     objective: Literal["auto", "class", "several", "score"] = "auto"
     seq_len: int = Field(128, ge=4)
     pad: Literal["longest", "max"] = "longest"
     tokenizer: vocab.Choice = "model"
-    vocab_size: int | None = Field(None, ge=16)
+    vocab_size: vocab.Size = None
 
 
 class Rows(NamedTuple):
@@ -117,10 +117,15 @@ class TextClassification(vocab.Tokenized):
             if ordered := said is not None and {*names} <= {*said}:
                 names = [name for name in said if name in names]
             say(f"{self.name}: tokenising {sum(len(part.texts) for part in rows.values()):,} texts ({o.tokenizer})")
-            numbered = {
-                split: part._replace(labels=_number_labels(part.labels, names, objective))
-                for split, part in rows.items()
-            }
+            numbered = {}  # with class numbers (N,), marks (N, C) or scores (N,)
+            for split, part in rows.items():
+                if objective == "score":
+                    labels = np.array(part.labels, dtype=np.float32)
+                elif objective == "class":
+                    labels = np.array([names.index(label) for label in part.labels], dtype=np.int32)
+                else:
+                    labels = np.array([[name in label for name in names] for label in part.labels], dtype=np.uint8)
+                numbered[split] = part._replace(labels=labels)
             info = self._store(folder, numbered, model_dir) | found
             info |= {"labels": names, "objective": objective, "ordered": ordered}
             roles = [("text", list(filter(None, [o.text, o.text_pair]))), ("label", columns)]
@@ -365,15 +370,6 @@ def _convert_labels(found: user_data.Labels, objective: str, paths: list[Path]) 
         "Without labels it can still be calibrated: name the text alone, --columns text=COLUMN, in a table without "
         "them. --classes new trains a new head for them.",
     )
-
-
-def _number_labels(labels: list[Any], names: list[str], objective: str) -> ndarray:
-    """Return (N,) class numbers, (N, C) marks, or (N,) scores."""
-    if objective == "score":
-        return np.array(labels, dtype=np.float32)
-    if objective == "class":
-        return np.array([names.index(label) for label in labels], dtype=np.int32)
-    return np.array([[name in label for name in names] for label in labels], dtype=np.uint8)
 
 
 def _label_names(rows: dict[str, Rows], columns: str | list[str]) -> list[str]:

@@ -78,11 +78,11 @@ class Options(base.Options):
 
     task: Literal["cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte"]
     data: str = HUB
-    class_names: list[str] | None = Field(None, min_length=2)
+    class_names: base.Names = None
     seq_len: int = Field(128, ge=4)
     pad: Literal["longest", "max"] = "longest"
     tokenizer: vocab.Choice = "model"
-    vocab_size: int | None = Field(None, ge=16)
+    vocab_size: vocab.Size = None
 
 
 class Glue(TextClassification):
@@ -218,20 +218,16 @@ def _read(places: list[Any], kind: GlueTask) -> Rows:
 
 def _label(value: Any, kind: GlueTask, where: str) -> float | int:
     text = str(value).strip()
-    if not kind.labels:
-        try:
-            score = float(text)
-        except ValueError:
-            score = math.nan
-        if not 0 <= score <= 5:
-            raise UsageError(f"{where}: the label {quote(value)} is not a number from 0 to 5.")
-        return score
     if text in kind.labels:
         return kind.labels.index(text)
     try:
         number = float(text)  # float columns of tables with gaps hold labels as 1.0
-    except (ValueError, OverflowError):
+    except ValueError:
         number = math.nan
+    if not kind.labels:
+        if not 0 <= number <= 5:
+            raise UsageError(f"{where}: the label {quote(value)} is not a number from 0 to 5.")
+        return number
     if not (number.is_integer() and 0 <= number < len(kind.labels)):
         raise UsageError(f"{where}: the label {quote(value)} is none of {', '.join(kind.labels)}.")
     return int(number)

@@ -61,7 +61,7 @@ class Options(base.Options):
     documents: int | None = Field(None, ge=2)
     seq_len: int = Field(256, ge=2)
     tokenizer: vocab.Choice = "model"
-    vocab_size: int | None = Field(None, ge=16)
+    vocab_size: vocab.Size = None
     random_windows: bool = True
 
 

@@ -38,7 +38,7 @@ class Options(base.Options):
     prose: bool = False
     pad: Literal["longest", "max"] = "longest"
     tokenizer: vocab.Choice = "model"
-    vocab_size: int | None = Field(None, ge=16)
+    vocab_size: vocab.Size = None
 
 
 class Sentences(base.Embedded, classification.TextClassification):

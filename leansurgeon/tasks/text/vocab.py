@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Field
 
 from leansurgeon.errors import UsageError
 from leansurgeon.reading import jsonfile, names
@@ -35,6 +35,7 @@ def _check_choice(value: str) -> str:
 
 
 Choice = Annotated[str, AfterValidator(_check_choice)]
+Size = Annotated[int | None, Field(ge=16)]
 PAD, UNKNOWN, CLS, SEP, MASK = SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 DEFAULT_SIZE = 4096
 _TRAINED = ("bpe", "wordpiece")
@@ -262,12 +263,6 @@ def pad_id(tokenizer: PreTrainedTokenizerBase, of_model: int | None, rows: int |
     """
     ids = (of_model, tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.sep_token_id)
     return next((number for number in ids if isinstance(number, int) and not (rows and number >= rows)), 0)
-
-
-def count_rows(tokenizer: PreTrainedTokenizerBase) -> int:
-    """Return the embedding rows that a tokenizer needs, without a pad token after all others (see `pad_id`)."""
-    rows = count_ids(tokenizer)
-    return rows - (tokenizer.pad_token_id == rows - 1)
 
 
 def count_ids(tokenizer: PreTrainedTokenizerBase) -> int:

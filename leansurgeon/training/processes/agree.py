@@ -60,9 +60,6 @@ class ProcessGroup:
         """Return the values of rank 0."""
         return self.largest([value if self.rank == 0 else float("-inf") for value in values])
 
-    def any(self, flag: bool) -> bool:
-        return bool(self.largest([float(flag)])[0])
-
     def everywhere(self, work: Callable[[], Any]) -> Any:
         """Do `work` on every process; if it fails on one, all raise that error, as one sentence."""
         result, failed = None, None

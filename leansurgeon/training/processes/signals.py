@@ -21,7 +21,6 @@ from leansurgeon.training.processes.agree import ProcessGroup
 HEARD = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 STOP, INTERRUPT = 1, 2  # SIGTERM and SIGUSR1 (a scheduler may restart the command); Ctrl-C
 _AGAIN = 1.0  # seconds after which a second Ctrl-C counts: a launcher may repeat what the terminal has already sent
-_SECONDS_BETWEEN_QUESTIONS = 1.0
 
 
 class StopRequested(Exception):
@@ -38,7 +37,8 @@ class StopSignals:
     def __init__(self, group: ProcessGroup) -> None:
         self.group = group
         self.request = 0
-        self.every = 1  # steps between two checks
+        self._owner = os.getpid()
+        self.every = 1  # steps between two checks, about a second where a check costs time
         self._since = 0.0
 
     def raise_if_asked(self) -> None:
@@ -46,18 +46,10 @@ class StopSignals:
         if kind := self.group.largest([self.request])[0]:
             raise StopRequested(int(kind))
 
-    def raise_after_step(self, done: int) -> None:
-        """The same, but only about once a second where the check costs time."""
-        if done % self.every == 0:
-            self.raise_if_asked()
-
-    def pace(self, step_seconds: float) -> None:
-        """Set how many steps a second holds, as rank 0 measures it."""
-        if self.group.processes > 1:
-            self.every = max(1, int(_SECONDS_BETWEEN_QUESTIONS / max(step_seconds, 1e-6)))
-
     def heard(self, number: int, frame: FrameType | None) -> None:
-        """The signal handler."""
+        """The signal handler. Processes forked meanwhile still die of SIGTERM."""
+        if os.getpid() != self._owner:
+            os._exit(128 + number)
         if number != signal.SIGINT:
             self.request = max(self.request, STOP)
             return
@@ -79,20 +71,6 @@ def handle_signals(numbers: Iterable[int], handler: Callable[[int, FrameType | N
     finally:
         for number, old in before.items():
             signal.signal(number, old or signal.SIG_DFL)
-
-
-@contextmanager
-def listening(stops: StopSignals) -> Iterator[None]:
-    """Turn signals into requests inside the context. Processes forked meanwhile still die of SIGTERM."""
-    owner = os.getpid()
-
-    def heard(number: int, frame: FrameType | None) -> None:
-        if os.getpid() != owner:
-            os._exit(128 + number)
-        stops.heard(number, frame)
-
-    with handle_signals(HEARD, heard):
-        yield
 
 
 @contextmanager

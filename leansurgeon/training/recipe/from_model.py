@@ -18,8 +18,13 @@ from leansurgeon import tasks
 from leansurgeon.checkpoints.kind import LANGUAGE
 from leansurgeon.checkpoints.source import Source, open_source
 from leansurgeon.errors import UsageError
-from leansurgeon.measure.data.check_classes import check_classes
-from leansurgeon.measure.data.choose_task import choose_classes, choose_task, has_two_stacks, name_classes
+from leansurgeon.measure.data.choose_task import (
+    check_classes,
+    choose_classes,
+    choose_task,
+    has_two_stacks,
+    name_classes,
+)
 from leansurgeon.progress import Say
 from leansurgeon.reading.jsonfile import JsonObject, value_at
 from leansurgeon.tasks import Task
@@ -70,17 +75,6 @@ class Machine:
         return "gpu" if self.gpu else "cpu"
 
 
-def look_at_machine() -> Machine:
-    """Return this machine's hardware: its first GPU, or else its processor."""
-    import torch
-
-    from leansurgeon.measure.costs.precision import has_bf16
-
-    if torch.cuda.is_available():
-        return Machine(True, torch.cuda.get_device_properties(0).total_memory, torch.cuda.is_bf16_supported())
-    return Machine(False, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), has_bf16("cpu"))
-
-
 def choose_precision(source: Source, here: Machine) -> str:
     """Choose bf16 where the hardware multiplies in it, on a CPU only if matrices are large enough to gain from it; else
     fp32.
@@ -120,27 +114,18 @@ def choose_micro_batch(source: Source, kind: str, tokens: int | None, here: Mach
     """
     weights = source.parameters.total * (16 + 4 * taught)
     room = max(0.0, SHARE * here.memory - weights)
-    return power_of_two(max(1.0, min(1_024.0, room / sample_bytes(source, kind, tokens, taught=taught))))
-
-
-def sample_bytes(source: Source, kind: str, tokens: int | None, *, taught: bool) -> int:
-    """Estimate the bytes of activations of one sample: for a token in a layer, some 20 numbers per width and 4 per MLP
-    unit; attention weights, as if no fused kernel saved them; and logits in several fp32 copies.
-    """
-    flat = source.flat_config
-    count = tokens or image_tokens(flat)
+    flat, count = source.flat_config, tokens
+    if not count:  # the patches of an image, plus a class token
+        size, patch = flat.get("image_size", flat.get("img_size", 224)), flat.get("patch_size", 16)
+        side, step = (value[0] if isinstance(value, list | tuple) else value for value in (size, patch))
+        count = (int(side) // max(1, int(step))) ** 2 + 1
+    # The activations of a sample: for a token in a layer, some 20 numbers per width and 4 per MLP unit; attention
+    # weights, as if no fused kernel saved them; and logits in several fp32 copies.
     layers = sum(stage.depth * (20 * stage.width + 4 * stage.mlp_dim) for stage in source.shape.stages)
     scores = sum(stage.depth * stage.heads for stage in source.shape.stages) * count
     words = flat.get("vocab_size") if kind in ("causal-lm", "masked-lm") else 0
     logits = (words or 0) * (8 if taught else 4)
-    return 4 * count * (layers + scores + logits)
-
-
-def image_tokens(flat: dict) -> int:
-    """Return the number of patches of an image, plus a class token."""
-    size, patch = flat.get("image_size", flat.get("img_size", 224)), flat.get("patch_size", 16)
-    side, step = (value[0] if isinstance(value, list | tuple) else value for value in (size, patch))
-    return (int(side) // max(1, int(step))) ** 2 + 1
+    return power_of_two(max(1.0, min(1_024.0, room / (4 * count * (layers + scores + logits)))))
 
 
 def power_of_two(value: float) -> int:
@@ -256,8 +241,15 @@ def settings(
     """Return the `train` block for `samples` training samples of `tokens` each (None: images). `new_head`: the head is
     replaced.
     """
+    import torch
+
+    from leansurgeon.measure.costs.precision import has_bf16
+
     width = source.shape.stages[-1].width
-    here = look_at_machine()
+    here = Machine(False, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), has_bf16("cpu"))
+    if torch.cuda.is_available():
+        memory = torch.cuda.get_device_properties(0).total_memory
+        here = Machine(True, memory, torch.cuda.is_bf16_supported())
     matrices = source.parameters.total - source.parameters.embeddings
     seconds = parse_duration(asked.time).seconds if asked.time else None
     batch = choose_batch(kind, matrices, tokens, here, samples, seconds)
@@ -266,6 +258,10 @@ def settings(
     rate = EMBEDDED if kind == "features" and tokens and source.learned and not asked.lora else RATE
     lr = rate * (384 / width) ** 0.5 * factor * (ADAPTED if asked.lora else 1.0)
     duration = asked.time or LENGTHS.get(kind, "1ep")
+    length = parse_duration(duration)
+    every = "1ep" if length.unit == "ep" and length.value > 1 else "0.25ep"
+    if length.seconds is not None:
+        every = f"{max(1.0, length.seconds / LOOKS):.0f}s"
     train: dict[str, Any] = {
         "duration": duration,
         "batch": batch,
@@ -273,7 +269,7 @@ def settings(
         "precision": choose_precision(source, here),
         "optim": {"name": "adamw", "lr": float(f"{lr:.2g}"), "betas": [0.9, 0.98 if tokens else 0.999]},
         "schedule": {"name": "cosine", "warmup": 0.05, "min_lr": 0.0},
-        "eval": {"every": choose_evaluation(duration), "batch": min(micro, 64)},
+        "eval": {"every": every, "batch": min(micro, 64)},
         "log_every": 10 if here.gpu else 2,
         **({"order": "by-length"} if kind in ("features", "sequence-classification") else {}),
     }
@@ -296,14 +292,6 @@ def settings(
     if asked.lora:
         train["lora"] = {"rank": asked.lora}
     return train
-
-
-def choose_evaluation(duration: str) -> str:
-    """Choose the interval: a third of a timed training, an epoch of a longer one, otherwise a quarter of an epoch."""
-    length = parse_duration(duration)
-    if length.seconds is not None:
-        return f"{max(1.0, length.seconds / LOOKS):.0f}s"
-    return "1ep" if length.unit == "ep" and length.value > 1 else "0.25ep"
 
 
 def name_of(model_dir: Path) -> str:

@@ -200,7 +200,9 @@ def _sentence(error: ValidationError, model: type[BaseModel], prefix: tuple[str,
     path, kind = (*prefix, *_keys(mistake["loc"])), mistake["type"]
     name = ".".join(path)
     if kind == "extra_forbidden":
-        return _unknown(path, _model_at(model, mistake["loc"][:-1]), source)
+        known = list(getattr(_model_at(model, mistake["loc"][:-1]), "model_fields", ()))
+        near = did_you_mean(path[-1], known) or (f" (known: {', '.join(known)})" if known else "")
+        return UsageError(f"{source.of(path)}: unknown key `{name}`{near}.")
     if kind == "missing":
         return UsageError(f"{source.of(path)}: `{name}` is missing.")
     if kind == "value_error":
@@ -213,12 +215,6 @@ def _sentence(error: ValidationError, model: type[BaseModel], prefix: tuple[str,
         text = mistake["msg"].replace("Input should be", "must be")
         text = text[0].lower() + text[1:] + ("" if isinstance(given, dict) else f", and {given!r} was given")
     return UsageError(f"{source.of(path)}: {f'`{name}`: ' if name else ''}{text}.")
-
-
-def _unknown(path: tuple[str, ...], model: type[BaseModel] | None, source: _Source) -> UsageError:
-    known = list(model.model_fields) if model else []
-    near = did_you_mean(path[-1], known) or (f" (known: {', '.join(known)})" if known else "")
-    return UsageError(f"{source.of(path)}: unknown key `{'.'.join(path)}`{near}.")
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:

@@ -17,6 +17,9 @@ from leansurgeon.training.recipe.durations import Counted, DurationText, Warmup,
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]  # torch's range
 Share = Annotated[float, Field(ge=0, le=1)]
+Count = Annotated[int, Field(ge=1)]
+Amount = Annotated[float, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0)]
 
 
 class Strict(BaseModel):
@@ -31,12 +34,12 @@ class Optim(Strict):
     """
 
     name: Literal["adamw", "adam", "sgd", "lamb"] = "adamw"
-    lr: float = Field(gt=0)
+    lr: Positive
     # trainings with fewer steps get a lower rate: lr * sqrt(steps / full_steps)
-    full_steps: int | None = Field(default=None, ge=1)
+    full_steps: Count | None = None
     betas: tuple[Fraction, Fraction] = (0.9, 0.999)
-    eps: float = Field(default=1e-8, gt=0)
-    weight_decay: float = Field(default=0.0, ge=0)
+    eps: Positive = 1e-8
+    weight_decay: Amount = 0.0
     momentum: Fraction = 0.9  # sgd only
 
 
@@ -51,8 +54,8 @@ class Schedule(Strict):
 
     name: Literal["cosine", "linear", "constant", "one-cycle", "triangle"] = "cosine"
     warmup: Warmup = 0.0
-    warmup_lr: float = Field(default=0.0, ge=0)
-    min_lr: float = Field(default=0.0, ge=0)
+    warmup_lr: Amount = 0.0
+    min_lr: Amount = 0.0
     base: Share = 0.25  # triangle
     fall: float = Field(default=0.25, gt=0, lt=1)  # triangle
     div: float = Field(default=25.0, ge=1)  # one-cycle, like the next three
@@ -66,7 +69,7 @@ class BatchRamp(Strict):
     all steps, or a length).
     """
 
-    start: int = Field(ge=1)
+    start: Count
     until: Warmup
 
 
@@ -86,10 +89,10 @@ class Distill(Strict):
     """
 
     teacher: str = "source"
-    logits: float = Field(default=1.0, ge=0)
-    hidden: float = Field(default=0.0, ge=0)
+    logits: Amount = 1.0
+    hidden: Amount = 0.0
     relative: bool = False
-    temperature: float = Field(default=1.0, gt=0)
+    temperature: Positive = 1.0
 
 
 class Lora(Strict):
@@ -97,23 +100,23 @@ class Lora(Strict):
     defaults to twice the rank.
     """
 
-    rank: int = Field(ge=1)
-    alpha: float | None = Field(default=None, gt=0)
+    rank: Count
+    alpha: Positive | None = None
     dropout: Fraction = 0.0
 
 
 class EarlyStopping(Strict):
     """End after `patience` evaluations in a row that did not improve the best metric by more than `min_delta`."""
 
-    patience: int = Field(ge=1)
-    min_delta: float = Field(default=0.0, ge=0)
+    patience: Count
+    min_delta: Amount = 0.0
 
 
 class Checkpoint(Strict):
     """The checkpoints that an interrupted run resumes from, and which models are kept."""
 
     every: DurationText = "15m"
-    keep_last: int = Field(default=2, ge=1)  # checkpoints of an unfinished run; a finished one keeps none
+    keep_last: Count = 2  # checkpoints of an unfinished run; a finished one keeps none
     keep_best: bool = True  # model/ is the best of all evaluations; otherwise that of the last step
     keep_start: bool = False  # include the model before the first step: the result is never worse than the start
 
@@ -125,19 +128,19 @@ class Eval(Strict):
     """
 
     every: DurationText = "1ep"
-    batch: int = Field(default=256, ge=1)
+    batch: Count = 256
     at_start: bool = True
     test: bool = True
-    samples: int | None = Field(default=None, ge=1)
+    samples: Count | None = None
 
 
 class Train(Strict):
     """One training: how long, in what batches, with which optimizer."""
 
     duration: DurationText
-    batch: int = Field(ge=1)  # samples per optimizer step, over all processes
+    batch: Count  # samples per optimizer step, over all processes
     # at most this many per process and forward pass; None: no limit
-    micro_batch: int | None = Field(default=None, ge=1)
+    micro_batch: Count | None = None
     batch_ramp: BatchRamp | None = None
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     compile: bool = False  # torch.compile
@@ -146,13 +149,13 @@ class Train(Strict):
     workers: int = Field(default=0, ge=0)  # data worker processes, per training process
     optim: Optim
     schedule: Schedule = Schedule()
-    clip_grad: float = Field(default=1.0, ge=0)  # largest gradient norm; 0 = off
+    clip_grad: Amount = 1.0  # largest gradient norm; 0 = off
     dropout: Fraction | None = None  # rate of every dropout layer in this training; None: as in the model's config
     frozen_embeddings: bool = False  # do not train what is before the first block
     frozen_blocks: int = Field(default=0, ge=0)  # do not train this many first blocks, nor what is before them
     drop_path: Fraction = 0.0  # stochastic depth of the last block, linear from 0 at the first (XCiT, CaiT: of all)
-    mixup: float = Field(default=0.0, ge=0)  # alpha; 0 = off
-    cutmix: float = Field(default=0.0, ge=0)  # alpha; 0 = off
+    mixup: Amount = 0.0  # alpha; 0 = off
+    cutmix: Amount = 0.0  # alpha; 0 = off
     mixup_prob: Share = 1.0  # of mixing a batch at all
     switch_prob: Share = 0.5  # of cutmix if both are on
     label_smoothing: Fraction = 0.0
@@ -167,7 +170,7 @@ class Train(Strict):
     nan: Literal["stop", "skip", "rollback"] = "stop"  # what to do when a loss or gradient is not finite
     eval: Eval = Eval()
     # optimizer steps between two readings of the loss (each synchronizes with the device)
-    log_every: int = Field(default=10, ge=1)
+    log_every: Count = 10
     trackers: tuple[Literal["tensorboard", "wandb"], ...] = ()  # besides metrics.jsonl
     seed: Seed = 0
     # Training data: shuffled in every epoch; shuffled in batches of similar length; or as stored.
@@ -221,7 +224,7 @@ class Kappa(Strict):
     """
 
     kind: ClassVar[str] = "kappa"
-    samples: int = Field(default=64, ge=1)
+    samples: Count = 64
     every: Counted | None = None
     probes: int = Field(default=16, ge=0)
 
@@ -301,7 +304,7 @@ class ExperimentRecipe(Strict):
     source_config: JsonObject = Field(default={})
     seeds: list[Seed] = Field(default=[0], min_length=1)
     cut_from: Literal["original", "source"] = "original"  # the trained original, or the source as it is
-    rates: list[Annotated[float, Field(gt=0)]] = []  # learning rates: each arm tries all briefly and keeps its best
+    rates: list[Positive] = []  # learning rates: each arm tries all briefly and keeps its best
     task: TaskChoice
     train: Train
     retrain: JsonObject = Field(default={})  # merged over `train` for arms that start from transferred weights

@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from leansurgeon.architectures.base import Config
 from leansurgeon.checkpoints import whereabouts
@@ -21,9 +20,6 @@ from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.tasks import Task
 from leansurgeon.tasks.classes import match
 from leansurgeon.tasks.text import vocab
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 HINT = "Name a trained model folder: --set train.distill.teacher=FOLDER."
 
@@ -116,7 +112,18 @@ def check_teacher(
     """
     check_kind(task, teacher)
     if (tokenizer := task.tokenizer()) is not None:
-        check_tokens(teacher, tokenizer, own=own)
+        if brings_tokenizer(teacher.folder):
+            theirs = vocab.load(teacher.folder)
+            if not vocab.same_tokens(theirs, tokenizer):
+                raise UsageError(
+                    f"The teacher {teacher.name} has another tokenizer ({len(theirs):,} tokens; the model's has "
+                    f"{len(tokenizer):,}): the same ids are other words to it.",
+                    "Name a teacher with the model's tokenizer, or learn from the data alone: leave train.distill out.",
+                )
+        elif not own:
+            raise UsageError(
+                f"The folder of the teacher {teacher.name} holds no tokenizer, so its tokens are not known.", HINT
+            )
     if not logits:
         return None
     if teacher.head != task.head or not teacher.has_head:
@@ -139,45 +146,26 @@ def check_teacher(
     )
 
 
-def check_tokens(teacher: Source, tokenizer: PreTrainedTokenizerBase, *, own: bool) -> None:
-    """Raise `UsageError` if the teacher's tokenizer differs from the student's, whatever its size, or is missing."""
-    if not brings_tokenizer(teacher.folder):
-        if own:
-            return
-        raise UsageError(
-            f"The folder of the teacher {teacher.name} holds no tokenizer, so its tokens are not known.", HINT
-        )
-    theirs = vocab.load(teacher.folder)
-    if not vocab.same_tokens(theirs, tokenizer):
-        raise UsageError(
-            f"The teacher {teacher.name} has another tokenizer ({len(theirs):,} tokens; the model's has "
-            f"{len(tokenizer):,}): the same ids are other words to it.",
-            "Name a teacher with the model's tokenizer, or learn from the data alone: leave train.distill out.",
-        )
-
-
 def at_hand(origin: Origin) -> str | None:
     """Return a path or name that opens the source, or None: the folder with its digests, or a hub model if it is
     cached.
     """
     if folder := whereabouts.find(origin):
         return str(folder)
-    return origin.name if origin.kind in ("hub", "timm") and is_cached(origin.name) else None
-
-
-def is_cached(name: str) -> bool:
-    """Return whether a model's files are in the hub's cache on this machine."""
+    if origin.kind not in ("hub", "timm"):
+        return None
     from huggingface_hub import snapshot_download
 
+    name = origin.name
     try:
         if name.startswith("timm/") and name.count("/") == 1:
             from timm.models import get_pretrained_cfg
 
             name = get_pretrained_cfg(name.removeprefix("timm/")).hf_hub_id  # with its tag
         snapshot_download(name.removeprefix("timm/") if name.count("/") > 1 else name, local_files_only=True)
-        return True
     except Exception:  # it has an exception class for every reason
-        return False
+        return None
+    return origin.name
 
 
 def count_untouched(source: Source) -> int | None:

@@ -43,10 +43,6 @@ _STATE = {"recipe": dict, "origin": dict, "data": dict, "history": dict, "groups
 _NAME = re.compile(r"step-\d{8}")
 
 
-def name_of(step: int) -> str:
-    return f"step-{step:08d}"
-
-
 def rank_file(rank: int) -> str:
     return f"rank-{rank:04d}.safetensors"
 
@@ -121,7 +117,7 @@ def write(
     Only rank 0's `shared` and `state` are used. Raises `LeanSurgeonError` on every process if one of them could not
     write, or the disk has too little room; existing checkpoints stay.
     """
-    path = run_dir / FOLDER / name_of(step)
+    path = run_dir / FOLDER / f"step-{step:08d}"
     aside = path.with_name(f".{path.name}.tmp")
 
     @runfolder.explain_errors(path)
@@ -130,7 +126,13 @@ def write(
             shutil.rmtree(left, ignore_errors=True)
         aside.mkdir(parents=True)
         bytes_shared, bytes_own = (sum(t.nbytes for t in tensors.values()) for tensors in (shared, own))
-        check_room(path.parent, bytes_shared + group.processes * bytes_own)
+        needed = bytes_shared + group.processes * bytes_own + _SPARE
+        free = shutil.disk_usage(path.parent).free
+        if free < needed:
+            raise LeanSurgeonError(
+                f"A checkpoint needs {size_text(needed)}, and {path.parent} has {size_text(free)} free.",
+                "Free some space, or choose another folder with -o.",
+            )
 
     @runfolder.explain_errors(path)
     def fill() -> None:
@@ -156,16 +158,6 @@ def write(
             shutil.rmtree(aside, ignore_errors=True)
         raise
     return path
-
-
-def check_room(folder: Path, needed: int) -> None:
-    """Raise `LeanSurgeonError` with both numbers if the disk of `folder` cannot take a checkpoint of `needed` bytes."""
-    free = shutil.disk_usage(folder).free
-    if free < needed + _SPARE:
-        raise LeanSurgeonError(
-            f"A checkpoint needs {size_text(needed + _SPARE)}, and {folder} has {size_text(free)} free.",
-            "Free some space, or choose another folder with -o.",
-        )
 
 
 def read_state(path: Path) -> JsonObject:
@@ -225,7 +217,7 @@ def locate_checkpoint(given: Path, *, hashes: bool = True) -> tuple[Path, Path]:
         run_dir = given.parent.parent if len(given.parts) > 2 else whole.parent.parent
         if not (placed and (run_dir / runfolder.RECIPE).is_file()):
             raise UsageError(
-                f"{given} is a checkpoint that does not lie in its run, as RUN/{FOLDER}/{name_of(500)} does.",
+                f"{given} is a checkpoint that does not lie in its run, as RUN/{FOLDER}/step-00000500 does.",
                 "Copy it back there under its old name, or name a run folder.",
             )
         if fault := torn(given, hashes=hashes):

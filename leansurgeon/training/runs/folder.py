@@ -114,21 +114,19 @@ def newest_shrunk(workspace: Path) -> Path:
     """Return the folder below `workspace` with the newest `surgery.json`, except those internal to runs and
     experiments.
     """
-    records = [path for path in workspace.glob("**/surgery.json") if not _internal(path.parent, workspace)]
+    records = []
+    for path in workspace.glob("**/surgery.json"):
+        # not an incomplete folder, the starting model of an experiment's arm, or a trained copy in a run
+        parts = path.parent.relative_to(workspace).parts
+        internal = any(part.startswith(".") for part in parts) or STARTS in parts[:-1]
+        if not internal and not is_trained(path.parent):
+            records.append(path)
     if not records:
         raise UsageError(
             f"There is no shrunk model in {workspace}.",
             "`leansurgeon shrink SOURCE --heads .. --layers ..` makes one, or name the MODEL.",
         )
     return max(records, key=lambda path: (path.stat().st_mtime_ns, str(path))).parent
-
-
-def _internal(folder: Path, workspace: Path) -> bool:
-    """Return whether this is an incomplete folder, a trained copy in a run, or the starting model of an experiment's
-    arm.
-    """
-    parts = folder.relative_to(workspace).parts
-    return any(part.startswith(".") for part in parts) or STARTS in parts[:-1] or is_trained(folder)
 
 
 def is_trained(folder: Path) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -137,19 +138,14 @@ def find_interrupted(workspace: Path, recipe: TrainingRecipe, model_dir: Path) -
             continue
         if runfolder.is_held(folder):
             continue
-        whole = (path for path in checkpoint.all_of(folder) if checkpoint.torn(path, hashes=False) is None)
-        state = next((read for path in whole if (read := _read(path))), None)
+        state = None
+        for path in checkpoint.all_of(folder):
+            if state is None and checkpoint.torn(path, hashes=False) is None:
+                with suppress(UsageError):  # its contents were not checked
+                    state = checkpoint.read_state(path)
         if not state or first_difference(today(state["recipe"]), wanted):
             continue
         origin = origin or origin_of(model_dir)
         if state["origin"] == origin:
             return folder
     return None
-
-
-def _read(path: Path) -> JsonObject | None:
-    """Return the state of a checkpoint whose contents were not checked; None if it cannot be read."""
-    try:
-        return checkpoint.read_state(path)
-    except UsageError:
-        return None

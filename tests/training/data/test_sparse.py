@@ -12,7 +12,7 @@ from leansurgeon import tasks
 from leansurgeon.models import crammed_bert, decoupled_bert
 from leansurgeon.tasks import chance
 from leansurgeon.tasks.text import language
-from leansurgeon.training import flops, objective, regularize
+from leansurgeon.training import objective, preview, regularize
 from leansurgeon.training.objective import Objective
 from leansurgeon.training.recipe.schema import Train
 from tests.conftest import FAMILIES, TEXT, build
@@ -116,8 +116,8 @@ def test_it_compiles_without_a_break():
 def test_only_what_is_computed_is_counted():
     model, batch = model_of("crammed-bert"), hidden_batch(0.2, 8, 32)
     task = tasks.make("masked-lm", {"tokenizer": "char"})
-    dense = flops.of_training(Loaded(model), task, batch, sparse_prediction=False)
-    few = flops.of_training(Loaded(model), task, batch)
+    dense = preview.count_flops(Loaded(model), task, batch, sparse_prediction=False)
+    few = preview.count_flops(Loaded(model), task, batch)
     left_out = 8 * 32 - len(batch["_places"])
     assert dense - few == pytest.approx(6 * 32 * 61 * left_out / 8)  # 2 FLOPs a weight, three times
 

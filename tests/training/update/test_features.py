@@ -19,7 +19,7 @@ from transformers import BertConfig, BertForMaskedLM, BertModel, GPT2Config, GPT
 from leansurgeon.errors import UsageError
 from leansurgeon.measure.costs.memory import checkpoint_activations
 from leansurgeon.models.timm_xcit import LeanXcit
-from leansurgeon.training import data_loader, distributed, flops, optimizer, regularize
+from leansurgeon.training import data_loader, distributed, optimizer, preview, regularize
 from leansurgeon.training.recipe.schema import Optim
 from tests.support import training_interrupted as cut
 from tests.support.training_standin import (
@@ -223,4 +223,4 @@ def test_flops_are_those_of_the_formula():
     block = 2 * tokens * (4 * width**2 + 2 * width * mlp) + 4 * tokens**2 * width
     embed, head = 2 * 16 * 3 * 16 * 16 * width, 2 * width * 3
     wanted = 3 * (depth * block + head) + 2 * embed  # no gradient for the pixels
-    assert flops.of_training(StandIn(model, "pixel_values"), Dots(), batch) == wanted
+    assert preview.count_flops(StandIn(model, "pixel_values"), Dots(), batch) == wanted
