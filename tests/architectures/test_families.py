@@ -1,7 +1,5 @@
 """Every declared Hugging Face family against the library's own files: names, shapes, counts, modules."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """What `Loaded.forward` asks of a library's model."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

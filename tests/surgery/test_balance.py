@@ -1,13 +1,10 @@
 """Balance: the library computes the same, and condition numbers are what an SVD of the product says they can be."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 
 import leansurgeon
 from leansurgeon.checkpoints.model import load
@@ -89,18 +86,16 @@ def test_both_factors_reach_the_root_of_the_products_condition():
     root = float((values[0] / values[-1]).sqrt())
     for new, reached in zip((pair.left, pair.right), pair.after, strict=True):
         assert np.linalg.cond(new) == pytest.approx(root) == pytest.approx(reached)
-    assert pair.before == pytest.approx((np.linalg.cond(left), np.linalg.cond(right)))
     np.testing.assert_allclose(pair.left @ pair.right, left @ right, rtol=1e-11, atol=1e-11)
-    np.testing.assert_allclose(pair.basis @ right, pair.right, rtol=1e-9, atol=1e-9)
     assert balance(pair.left, pair.right).basis is None  # balanced already
 
 
 def test_a_silent_head_is_left_alone():
     rng = np.random.default_rng(0)
     left, right = np.zeros((20, 4)), rng.normal(size=(4, 20))
-    assert balance(left, right).basis is None
-    left[:, :2] = rng.normal(size=(20, 2))  # a child of a split head: half of the columns
-    assert balance(left, right).basis is None
+    for columns in (0, 2):  # a child of a split head has half of them
+        left[:, :columns] = rng.normal(size=(20, columns))
+        assert balance(left, right).basis is None
 
 
 def attend(a, x, scale):
@@ -130,14 +125,10 @@ def test_balance_comes_last(saved, tmp_path):
     """On top of added heads, dropped layers and tensors that calibration has changed."""
     folder, model = saved("llama")
     name, inputs = "model.layers.1.self_attn.o_proj.weight", conftest.example(model)
-    cut(folder, tmp_path / "plain", heads="8")
     cut(folder, tmp_path / "wide", EVEN, heads="8")
     assert "**balance** (exact)" in (tmp_path / "wide/README.md").read_text()
     before, after = (logits(m, inputs) for m in (model, load(tmp_path / "wide").model))
     assert (before - after).abs().max() < 1e-4 * before.std()
-    old, new = (load_file(tmp_path / kind / "model.safetensors")[name] for kind in ("plain", "wide"))
-    silent = (old == 0).all(0)
-    assert silent.sum() == 4 * 16 and (new[:, silent] == 0).all()
 
     source = open_source(str(folder))
     healed = {name: source.weights.float32("model.layers.2.self_attn.o_proj.weight") * 1.5}
@@ -179,9 +170,7 @@ def test_an_inferred_family_that_rotates_keeps_its_queries_and_keys(tmp_path):
     [
         ("bert", {}, 8**-0.5, 0.5),
         ("gpt2", {"scale_attn_weights": False}, 1.0, 1.0),
-        ("t5", {}, 1.0, 1.0),
         ("llama", {"query_pre_attn_scalar": 64}, 1 / 8, 1.0),
-        ("llama", {"attention_multiplier": 0.25}, 0.25, 1.0),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx", None),
         ("llama", {"attn_logit_softcapping": 50.0}, "caps its scores", None),
     ],

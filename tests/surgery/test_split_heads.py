@@ -1,18 +1,13 @@
 """More heads from those that are there: exact forms against the libraries' own modules, near ones against theory."""
 
-from __future__ import annotations
-
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
-from sklearn.linear_model import Ridge
 
 from leansurgeon.shape import Stage
 from leansurgeon.surgery import split_heads
 from leansurgeon.surgery.canonical import Attention
-from leansurgeon.surgery.split_factors import Torch, refit_output, score_moments
+from leansurgeon.surgery.split_factors import Torch
 
 
 def attention(heads: int, head_dim: int, width: int, *, bias: bool = True, rank: int = 0) -> Attention:
@@ -64,19 +59,6 @@ def masked(batch: int, tokens: int) -> torch.Tensor:
 
 
 # -- exact ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("after", [(8, 8), (12, 8), (8, 12), (4, 12)], ids=str)  # the last two: head_dim grows
-@pytest.mark.parametrize("causal", [False, True])
-def test_exact_split_is_the_parent(after: tuple[int, int], causal: bool) -> None:
-    old = attention(4, 8, 20)
-    new = split_heads.exact(old, stage(*after, 20), (after[1] / 8) ** 0.5)
-    assert new.q.shape == new.k.shape == (*after, 20)
-    x, mask = coloured(1, 3, 7, 20)[0], masked(3, 7)
-    truth = runner(old, causal).output(x, mask)
-    assert relative(runner(new, causal).output(x, mask), truth) < 1e-6
-    owners = (new.o != 0).any(0).sum()  # every column of the output projection has one owner
-    assert owners == 4 * 8
 
 
 @torch.no_grad()
@@ -146,8 +128,8 @@ def test_data_helps() -> None:
     errors = [error(a) for a in (plain, blind(old, after), naive)]
     assert errors == sorted(errors) and errors[0] < 0.7 * errors[1], errors
     assert numbers.error_refit is None and numbers.refitted is None
-    assert healed.refitted is (healed.error_refit < healed.error_split)
-    assert error(full) <= error(plain)
+    assert healed.refitted and healed.error_refit < healed.error_split
+    assert error(full) < error(plain)
 
 
 @pytest.mark.parametrize("children", [2, 3])
@@ -160,44 +142,6 @@ def test_children_of_weights_alone_mean_the_parent(children: int) -> None:
     forms = np.einsum("hda,hdb->hab", new.q, new.k) / np.sqrt(rank)
     assert np.allclose(forms.reshape(2, children, 30, 30).mean(1), truth, atol=1e-5)
     assert np.linalg.matrix_rank(forms[0] - forms[1], tol=1e-4) == 2 * (rank // 2)
-
-
-def test_key_moment_is_the_first_order_output_error() -> None:
-    """Its quadratic form is the output's squared change for a small change of the score form, by finite differences."""
-    old, x = attention(1, 6, 12), coloured(1, 1, 5, 12)
-    run, mask, step = runner(old), every(x[0]), 1e-3
-    _, found = score_moments(run, x, [mask], 1)
-    q, k, _ = (part[0, 0].double() for part in run.project(x[0]))
-    # A change of one row of keys by a row of another is one entry of the form: q_a k_b.
-    columns = []
-    for b in range(6):
-        change = np.zeros((6, 6), np.float32)
-        change[:, b] = 1.0  # every q_a meets k_b
-        moved = replace(
-            old, k=old.k + step * (change @ old.k[0])[None], k_bias=old.k_bias + step * old.k_bias @ change.T
-        )
-        delta = (runner(moved).output(x[0], mask) - run.output(x[0], mask))[0].double() / step * np.sqrt(6)
-        columns.append(delta / q.sum(1, keepdim=True))
-    effect = torch.stack(columns)  # (6, tokens, width): what k_b says where its query is one
-    total = torch.einsum("atw,btw->ab", effect, effect)
-    centred = k - k.mean(0)
-    plain = centred.T @ centred
-    expected = total / total.trace() + 1e-3 * plain / plain.trace()
-    assert np.allclose(found[0, 0], expected.numpy(), atol=0.01)
-
-
-def test_refit_is_ridge_regression() -> None:
-    """Against scikit-learn's Ridge on what is missing."""
-    old = attention(2, 4, 10)
-    run, x = runner(old), torch.cat(coloured(3, 4, 9, 10))
-    target = torch.randn(12, 9, 10, generator=torch.Generator().manual_seed(0))
-    new = refit_output(old, run, x.split(4), target.split(4).__getitem__, every(x).split(4), [0, 1, 2], 0.1)
-    context = run.context(x, every(x)).flatten(0, 1).double().numpy()
-    missing = (target - run.output(x, every(x))).flatten(0, 1).double().numpy()
-    # Ours leaves the bias unpenalised, as theirs does by centring.
-    theirs = Ridge(alpha=0.1 * np.square(context).sum(0).mean()).fit(context, missing)
-    assert np.allclose((new.o - old.o).reshape(10, -1), theirs.coef_, atol=1e-4)
-    assert np.allclose(new.o_bias - old.o_bias, theirs.intercept_, atol=1e-4)
 
 
 def test_a_refit_that_does_not_help_is_kept_out() -> None:

@@ -1,7 +1,5 @@
 """Which samples come when, and the seeds of a step: functions of recipe, epoch and step, on any number of processes."""
 
-from __future__ import annotations
-
 import json
 import os
 

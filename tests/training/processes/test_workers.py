@@ -1,7 +1,5 @@
 """Batches made by processes of their own: the same training, the same after an interruption, and their end."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import pickle
@@ -53,7 +51,6 @@ def alone(tmp_path_factory):
 # an epoch has 4 steps, a checkpoint comes every 3. Python 3.14 has another way than those before it: a server's
 # children know neither what this process has opened nor which signals it holds back.
 CASES = {
-    "one-killed-mid-epoch": (1, (0, 10), cut.KILL, -9, "fork", 2),
     "one-sigterm-then-none": (1, (0, 10), cut.TERM, 75, "spawn", 0),
     "two-sigusr1": (2, (1, 5), cut.USR1, 75, "forkserver", 2),
 }
@@ -137,8 +134,6 @@ def test_a_signal_to_all_does_not_reach_the_workers():
 
 
 STANDING = {
-    "limited": lambda: FirstSamples(Words(), 32, 8),
-    "sampled": lambda: SpreadSamples(Words(), 5),
     "both": lambda: FirstSamples(SpreadSamples(Words(), 5), 32, 3),
     "synthetic": lambda: Synthetic(Words()),
 }

@@ -1,7 +1,5 @@
 """The same optimisation on 1, 2 and 4 processes and in few or many micro batches; and the command with two of them."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Measuring on the way: rows when they are due, no trace in the training, and the same rows after a resume."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -17,20 +15,13 @@ from leansurgeon.measure.heads.judge import HeadScorer, Labelled
 from leansurgeon.measure.heads.sites import sites
 from leansurgeon.measure.kappa import blocks as kappa
 from leansurgeon.training.loop import train
+from leansurgeon.training.optimizer import Trainer
 from leansurgeon.training.recipe import reading
 from leansurgeon.training.recipe.schema import TrainingRecipe
 from tests import conftest
 
 KAPPA = {"kappa": {"samples": 8, "every": "3st", "probes": 4}}
 HEADS = {"heads": {"samples": 8, "every": "4st", "steps": 2}}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
@@ -113,29 +104,19 @@ def test_heads_are_ranked_on_training_samples_and_scored_on_others(measured, mod
     assert first["curve"][0]["loss"] == pytest.approx(HeadScorer(judge, places, [judged]).whole.loss, rel=1e-4)
 
 
-class Interrupted:
-    """The task, until so many training batches were asked for."""
-
-    def __init__(self, task, batches: int) -> None:
-        self.__dict__.update(task=task, left=batches)
-
-    def __getattr__(self, name):
-        return getattr(self.__dict__["task"], name)
-
-    def batch(self, split, indices, *, seed, epoch):
-        if split == "train":
-            self.__dict__["left"] -= 1
-            if self.left < 0:
-                raise ZeroDivisionError
-        return self.task.batch(split, indices, seed=seed, epoch=epoch)
-
-
 @pytest.mark.parametrize("batches", [5, 7], ids=["before-a-row", "after-a-row"])
-def test_a_resumed_training_has_the_same_rows(batches, measured, model, digits, tmp_path) -> None:
-    """Interrupted behind step 4 or 6; the checkpoint is that of step 3 or 6, the rows of which stand already."""
-    every = {"checkpoint": {"every": "3st"}}
-    with pytest.raises(ZeroDivisionError):
-        run(tmp_path / "run", model, Interrupted(digits, batches), KAPPA, **every)
+def test_a_resumed_training_has_the_same_rows(batches, measured, model, digits, tmp_path, monkeypatch) -> None:
+    """Interrupted behind step 5 or 7; the checkpoint is that of step 3 or 6, the rows of which stand already."""
+    every, real = {"checkpoint": {"every": "3st"}}, Trainer.step
+
+    def step(self, at, given):
+        if at == batches:
+            raise ZeroDivisionError
+        return real(self, at, given)
+
+    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr(Trainer, "step", step)
+        run(tmp_path / "run", model, digits, KAPPA, **every)
     assert not (tmp_path / "run" / "summary.json").exists()
     summary, rows = run(tmp_path / "run", model, digits, KAPPA, resume="auto", **every)
     assert rows == of(measured[1], "train", "eval", "kappa")
