@@ -190,12 +190,10 @@ OWN = "# all-Mini-v2\n\nmodel = SentenceTransformer('sentence/all-Mini-v2')  # s
 # The source's card, and the base model that the result's card names.
 BASES = {
     "by its title and its example": (OWN, "sentence/all-Mini-v2"),
-    "by its whole title": ("# `org/name`\n", "org/name"),
     "by two names": (OWN + "'another/all-Mini-v2'", None),
     "by its front matter": ("---\nbase_model: org/first\n---\n# mine\n", "org/first"),
     "no card": (None, None),
     "a result of ours": ("---\ntags: [leansurgeon]\n---\n# lean\n\nMade from `my/lean`.", None),
-    "nothing that says it": ("# lean\n\nSee us/elsewhere.", None),
 }
 
 

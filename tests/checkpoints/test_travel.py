@@ -9,7 +9,6 @@ import transformers
 import leansurgeon
 from tests.support.command_line import leansurgeon as typed
 from tests.support.models import strangers
-from tests.support.processes.forks import commanded, trainings_forked
 
 OURS = ("config.json", "README.md", "surgery.json", "model.safetensors")
 SHORT = {"train.duration": "2st", "train.batch": 4}
@@ -113,22 +112,6 @@ def test_files_beside_the_weights_travel_with_every_command(kind, tmp_path):
     if "heads" in KINDS[kind]:
         done("heads", source, "--data", data, *QUICK, "-o", tmp_path / "pruned")
         unchanged(source, tmp_path / "pruned")
-
-
-def test_an_experiment_writes_them_too(tmp_path, monkeypatch):
-    """Both arms of `run`, in the model of the last step."""
-    monkeypatch.setenv("LEANSURGEON_CACHE", str(tmp_path / "cache"))
-    source, data = as_published(timm_classes(tmp_path / "source")), data_for(timm_classes, tmp_path)
-    task = {"name": "folder", "data": str(data), "image_size": 16}
-    train = {"duration": "1st", "batch": 8, "precision": "fp32", "optim": {"name": "adamw", "lr": 1e-5}}
-    recipe = {"version": 1, "name": "own", "kind": "experiment", "source": str(source), "task": task, "train": train}
-    recipe |= {"measure": None, "arms": {"original": {}, "lean": {"layers": 2}}}
-    (tmp_path / "own.yaml").write_text(json.dumps(recipe))
-    with trainings_forked():
-        ran = commanded("run", tmp_path / "own.yaml", cwd=tmp_path).wait()
-    assert ran.returncode == 0, ran.stderr
-    for arm in ("original", "lean"):
-        unchanged(source, tmp_path / f"runs/own/{arm}-s0/last")
 
 
 def test_a_probe_leaves_a_tokenizer_as_it_was_read(tmp_path):

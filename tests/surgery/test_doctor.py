@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from leansurgeon.checkpoints.source import open_source
-from leansurgeon.surgery import doctor, roles
 from leansurgeon.surgery.doctor import OPERATORS, ROLES, examine
 from tests.conftest import FAMILIES, FIXED, SPLIT_ONLY
 from tests.support.models.small_models import OURS
@@ -40,17 +39,6 @@ def test_the_doctor_finds_every_family_as_declared(name, saved):
     ours = name in OURS
     source = open_source(name, config_changes=OURS[name]) if ours else open_source(str(saved(name)[0]))
     assert_sound(source, name, {operator for operator, families in NOT_TRIED.items() if name in families})
-
-
-def test_a_large_model_is_cut_down_before_operators_are_tried(saved, monkeypatch):
-    """Alternating layers of Mistral's kind keep their order; the roles are still examined on the whole model."""
-    folder, model = saved("qwen3", num_hidden_layers=6)
-    monkeypatch.setattr(roles, "LARGE", 60_000)
-    seen = []
-    monkeypatch.setitem(doctor.OPERATORS, "seen", lambda small: seen.append(small.source.shape.depth) or "")
-    checks = examine(open_source(str(folder)))
-    assert wrong(checks) == {} and seen == [doctor.LAYERS]
-    assert f"{sum(p.numel() for p in model.parameters()):,} parameters" in checks[0].says
 
 
 def as_role(arch, roles: dict[str, str]):

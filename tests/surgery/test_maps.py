@@ -20,7 +20,6 @@ from leansurgeon.surgery.requested_shape import (
     ratios_per_stage,
 )
 from leansurgeon.surgery.transfer import (
-    map_children,
     map_strongest_heads,
 )
 
@@ -31,12 +30,6 @@ def stage(heads: int, kv_heads: int | None = None, head_dim: int = 4, depth: int
 
 def lists(*arrays: np.ndarray) -> list[list[int]]:
     return [array.tolist() for array in arrays]
-
-
-def test_children_share_the_columns_of_their_parent():
-    queries, values, columns = lists(*map_children(stage(2, 1, 5), stage(4, 1, 5)))  # 3 and 2 of 5
-    assert (queries, values) == ([0, 0, 1, 1], [0])
-    assert columns[:10] == [0, 1, 2, -1, -1, -1, -1, -1, 3, 4]
 
 
 @pytest.mark.parametrize(

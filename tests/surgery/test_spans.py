@@ -26,7 +26,7 @@ def test_the_local_fit_gains_on_held_out_data(family, trained, tmp_path, monkeyp
     folder, data = trained(family)
     closed, _ = cut_with_data(tmp_path, (folder, data), {"layers": "3"}, "closed", keep=(0, 1, 3))
     local, outcome = cut_with_data(tmp_path, (folder, data), {"layers": "3"}, "local", keep=(0, 1, 3), heal="local")
-    assert error(local, folder, data) < 0.8 * error(closed, folder, data)
+    assert error(local, folder, data) < 0.87 * error(closed, folder, data)
     found = outcome.record.healing.local
     assert found.kept and found.after < found.before and outcome.record.healing.score.judged_by == found.after
     (at,) = found.cuts

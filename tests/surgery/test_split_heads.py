@@ -114,7 +114,7 @@ def test_a_form_of_small_rank_is_found_exactly(head_dim, children, rank, causal,
 def test_data_helps() -> None:
     """On inputs that are not white: with a refit <= calibrated < by the weights alone < by the config alone."""
     old, after = attention(4, 16, 64), stage(8, 8, 64)
-    x = coloured(12, 4, 16, 64)
+    x = coloured(12, 8, 16, 64)
     held = torch.cat(x[10:])
 
     def error(new: Attention) -> float:

@@ -5,11 +5,8 @@ import re
 
 import pytest
 
-from leansurgeon.rank import rank
-from leansurgeon.training.evaluator import evaluate_model
-from leansurgeon.training.recipe.reading import dump, load, load_training
+from leansurgeon.training.recipe.reading import dump, load
 from tests import conftest
-from tests.support import training_interrupted as cut
 from tests.support.command_line import leansurgeon
 
 
@@ -72,26 +69,6 @@ def test_an_evaluation_is_that_of_a_training_and_a_limit_cuts_epochs(models, own
     assert limited["steps"] == 4 and limited["task"]["eval_samples"] == 200
     whole = json.loads(run_command(*words, "train.duration=1st", "-o", tmp_path / "whole").stdout)
     assert whole["before"]["loss"] == pytest.approx(evaluated["loss"], rel=1e-6)
-
-
-def _evaluate(model, folder) -> None:
-    """What each process of an evaluation does, for 360 digits in batches of 50."""
-    recipe = load_training("digits-vit", ["train.eval.batch=50"], transferred=False)
-    told = evaluate_model(recipe, model, cpu=True)._asdict()
-    (folder / f"told-{rank()}").write_text(json.dumps(told))
-
-
-def test_each_sample_counts_once_on_any_number_of_processes(models, tmp_path):
-    found = []
-    for count in (1, 3):
-        folder = tmp_path / str(count)
-        folder.mkdir()
-        assert cut.processes(count, _evaluate, models / "digits", folder) == [0] * count
-        found += [json.loads((folder / f"told-{rank}").read_text()) for rank in range(count)]
-    one, *others = found
-    for told in others:
-        assert told["samples"] == one["samples"] == 360 and told["metrics"] == one["metrics"]
-        assert told["loss"] == pytest.approx(one["loss"], abs=1e-6)
 
 
 @pytest.mark.slow

@@ -6,19 +6,10 @@ import os
 import numpy as np
 import pytest
 
-from leansurgeon.tasks import chance
 from leansurgeon.training import data_loader, distributed, schedule
 from leansurgeon.training.recipe.schema import Train
 from tests.support import training_interrupted as cut
 from tests.support.training_standin import run_training, word_model
-
-
-def test_the_order_is_the_same_on_every_machine():
-    """PCG64 and its permutation are specified by numpy; this pins that we keep asking for the same stream."""
-    fresh = np.random.Generator(np.random.PCG64(np.random.SeedSequence([1, 5, 0]))).permutation(100)
-    assert np.array_equal(data_loader.epoch_order(5, 0, 100), fresh)
-    assert not np.array_equal(data_loader.epoch_order(5, 1, 100), fresh)
-    assert not np.array_equal(data_loader.epoch_order(6, 0, 100), fresh)
 
 
 @pytest.mark.parametrize("processes", [1, 4])
@@ -55,13 +46,14 @@ def test_texts_of_like_length_stand_in_one_batch():
     assert not np.array_equal(grouped, data_loader.order_by_length(order, lengths, 1, 1, 16))
 
 
-def test_the_seeds_of_a_step_are_those_of_earlier_versions_and_never_come_twice():
-    assert chance.mix_number(0) == 0xE220A8397B1DCDAF  # the first number of SplitMix64, as its authors print it
+def test_order_and_seeds_are_those_of_earlier_versions():
+    """PCG64 and its permutation are specified by numpy, SplitMix64 by its authors: every machine has the same."""
+    fresh = np.random.Generator(np.random.PCG64(np.random.SeedSequence([1, 5, 2]))).permutation(100)
+    assert np.array_equal(data_loader.epoch_order(5, 2, 100), fresh)
     assert data_loader.dropout_seed(7, 11, 3) == 13299565375620249167
     assert data_loader.mixing_seed(5, 2, 9) == 2043258626
-    every = {data_loader.dropout_seed(seed, step, rank) for seed in range(3) for step in range(50) for rank in range(8)}
-    assert len(every) == 3 * 50 * 8 and all(0 <= seed < 2**64 for seed in every)
-    assert len({data_loader.mixing_seed(0, epoch, step) for epoch in range(3) for step in range(50)}) == 150
+    every = {data_loader.dropout_seed(0, step, rank) for step in range(50) for rank in range(8)}
+    assert len(every) == 50 * 8
 
 
 def _note_seeds(folder) -> None:

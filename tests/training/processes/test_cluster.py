@@ -15,7 +15,7 @@ import pytest
 from leansurgeon.cli.main import is_mine_to_say
 from leansurgeon.errors import Diverged, LeanSurgeonError, OutOfMemory, Stopped, UsageError
 from leansurgeon.training.processes import launch
-from leansurgeon.training.processes.agree import LostProcesses, explain_lost_processes
+from leansurgeon.training.processes.agree import LostProcesses
 from tests import conftest
 from tests.support import training_interrupted as cut
 from tests.support.patience import working_until
@@ -161,9 +161,3 @@ def test_who_says_an_error(error, expected, monkeypatch):
         monkeypatch.setenv("RANK", rank)
         monkeypatch.setenv("LOCAL_RANK", local)
         assert is_mine_to_say(error) is says
-
-
-def test_losing_another_process_is_one_sentence():
-    gloo = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1234"
-    assert isinstance(explain_lost_processes(RuntimeError(gloo)), LostProcesses)
-    assert explain_lost_processes(RuntimeError("shapes differ")) is None
