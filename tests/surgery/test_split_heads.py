@@ -1,5 +1,7 @@
 """More heads from those that are there: exact forms against the libraries' own modules, near ones against theory."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,7 @@ import torch
 from leansurgeon.shape import Stage
 from leansurgeon.surgery import split_heads
 from leansurgeon.surgery.canonical import Attention
-from leansurgeon.surgery.split_factors import Torch
+from leansurgeon.surgery.split_factors import Torch, score_moments
 
 
 def attention(heads: int, head_dim: int, width: int, *, bias: bool = True, rank: int = 0) -> Attention:
@@ -142,6 +144,30 @@ def test_children_of_weights_alone_mean_the_parent(children: int) -> None:
     forms = np.einsum("hda,hdb->hab", new.q, new.k) / np.sqrt(rank)
     assert np.allclose(forms.reshape(2, children, 30, 30).mean(1), truth, atol=1e-5)
     assert np.linalg.matrix_rank(forms[0] - forms[1], tol=1e-4) == 2 * (rank // 2)
+
+
+def test_key_moment_is_the_first_order_output_error() -> None:
+    """Its quadratic form is the output's squared change for a small change of the score form, by finite differences."""
+    old, x = attention(1, 6, 12), coloured(1, 1, 5, 12)
+    run, mask, step = runner(old), every(x[0]), 1e-3
+    _, found = score_moments(run, x, [mask], 1)
+    q, k, _ = (part[0, 0].double() for part in run.project(x[0]))
+    # A change of one row of keys by a row of another is one entry of the form: q_a k_b.
+    columns = []
+    for b in range(6):
+        change = np.zeros((6, 6), np.float32)
+        change[:, b] = 1.0  # every q_a meets k_b
+        moved = replace(
+            old, k=old.k + step * (change @ old.k[0])[None], k_bias=old.k_bias + step * old.k_bias @ change.T
+        )
+        delta = (runner(moved).output(x[0], mask) - run.output(x[0], mask))[0].double() / step * np.sqrt(6)
+        columns.append(delta / q.sum(1, keepdim=True))
+    effect = torch.stack(columns)  # (6, tokens, width): what k_b says where its query is one
+    total = torch.einsum("atw,btw->ab", effect, effect)
+    centred = k - k.mean(0)
+    plain = centred.T @ centred
+    expected = total / total.trace() + 1e-3 * plain / plain.trace()
+    assert np.allclose(found[0, 0], expected.numpy(), atol=0.01)
 
 
 def test_a_refit_that_does_not_help_is_kept_out() -> None:

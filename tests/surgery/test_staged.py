@@ -7,6 +7,8 @@ from PIL import Image
 
 import leansurgeon
 from leansurgeon.checkpoints.source import open_source
+from leansurgeon.shape import SPACINGS, Shape, Stage, evenly_per_stage, groups_of
+from leansurgeon.surgery import choose_layers
 from tests.surgery.test_timm_families import count as count_of
 from tests.surgery.test_timm_families import output, reload, save_small
 
@@ -28,7 +30,6 @@ def images(tmp_path_factory):
     [
         ("swin", "2,2,5,2", "auto", None),
         ("davit", "1,1,2,1", "auto", "1,2,2,2"),  # in windows that the library pads
-        ("swin", "2,2,3,2", "influence", None),
         ("volo", "1,2,3,1", "angular", None),
     ],
 )
@@ -50,3 +51,17 @@ def test_every_stage_is_cut_with_data(key, layers, method, heads, images, tmp_pa
     counters = [value for name, value in lean.state_dict().items() if name.endswith("batches_tracked")]
     assert all(value.shape == () and value.dtype == torch.int64 for value in counters)
     assert bool(counters) == (key == "volo")
+
+
+@pytest.mark.parametrize("keep", range(1, 9))
+def test_whatever_chooses_keeps_whole_groups_in_their_places(keep):
+    """Layers of a result are of the kinds of its places: here two take turns."""
+    before = Shape((Stage(8, 4, 8, 4, 64, 32),))
+    after = before.with_(depth=keep)
+    angle = {(i, n): (i * 7 % 5) / 9 for n in range(1, 9) for i in range(9 - n)}
+    evidence = choose_layers.Evidence([(i * 5 % 7) / 9 for i in range(8)], angle, groups_of(before, after, 2))
+    sets = [evenly_per_stage(before, after, 2, name) for name in SPACINGS]
+    sets += [choose_layers.by_influence(evidence), choose_layers.by_angle(evidence)]
+    sets += [choose_layers.by_angle(evidence, blocks=2), *choose_layers.blocks(evidence).values()]
+    for kept in filter(None, sets):
+        assert len(set(kept)) == keep and [i % 2 for i in kept] == [j % 2 for j in range(keep)], kept
