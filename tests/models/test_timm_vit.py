@@ -11,7 +11,7 @@ import leansurgeon.models.timm_vit  # noqa: F401  registers the entry point
 from leansurgeon import architectures
 from leansurgeon.architectures.timm_models import folder_config
 from leansurgeon.checkpoints.model import load
-from leansurgeon.checkpoints.source import complete, open_source, timm_config
+from leansurgeon.checkpoints.source import complete, open_source
 from leansurgeon.errors import UnsupportedModel
 
 TINY = dict(img_size=16, patch_size=4, embed_dim=24, depth=2, num_heads=4, mlp_ratio=2, num_classes=5)
@@ -95,8 +95,3 @@ def test_pixels_are_prepared_as_the_file_says_and_not_as_another_tag_of_its_name
 def test_model_args_that_timm_does_not_take_are_one_sentence():
     with pytest.raises(UnsupportedModel, match=r"'nonsense'"):
         complete({"architecture": "vit_tiny_patch16_224", "model_args": {"nonsense": 1}})
-
-
-def test_an_unknown_name_gets_a_suggestion():
-    with pytest.raises(UnsupportedModel, match="did you mean 'vit_base_patch16_224'"):
-        timm_config("vit_base_patch16_24")

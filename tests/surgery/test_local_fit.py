@@ -47,7 +47,7 @@ def disturbed(teacher: nn.Module, norm_first: bool) -> nn.Module:
 @pytest.mark.parametrize(
     ("sign", "rate"), [(-1, 1e-3), (1, 1e3), (float("nan"), 1e-3)], ids=["guard disagrees", "explodes", "not finite"]
 )
-def test_a_fit_that_does_not_help_leaves_no_trace(sign: float, rate: float) -> None:
+def test_a_fit_that_does_not_help_leaves_no_trace(sign: float, rate: float):
     teacher = block(True, 0)
     guard = examples(teacher, 2, 2)
     fit = [Example(e.hidden, sign * e.target, e.mask, e.arguments) for e in examples(teacher, 4, 1)]
@@ -60,7 +60,7 @@ def test_a_fit_that_does_not_help_leaves_no_trace(sign: float, rate: float) -> N
     assert not any(p.requires_grad or p.grad is not None for p in student.parameters())
 
 
-def test_the_error_is_per_token() -> None:
+def test_the_error_is_per_token():
     """One huge token counts as much as any other: against the formula written out."""
     target = torch.tensor([[[1000.0, 0.0], [1.0, 0.0], [0.0, 2.0]]])
     output = torch.tensor([[[900.0, 0.0], [1.0, 1.0], [0.0, 2.0]]])
@@ -68,7 +68,7 @@ def test_the_error_is_per_token() -> None:
     assert found == pytest.approx(((0.1**2 + 0.0) / 2) ** 0.5, rel=1e-3)
 
 
-def test_a_clock_is_divided_and_the_rate_rises_and_falls(monkeypatch) -> None:
+def test_a_clock_is_divided_and_the_rate_rises_and_falls(monkeypatch):
     monkeypatch.setattr(local_fit, "perf_counter", lambda: 105.0)
     clock = local_fit.TimeLimit(seconds=20.0, start=100.0)
     assert (clock.gone, clock.part(0.5).seconds) == (0.25, 7.5)

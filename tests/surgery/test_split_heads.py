@@ -64,7 +64,7 @@ def masked(batch: int, tokens: int) -> torch.Tensor:
 
 
 @torch.no_grad()
-def test_runner_is_torchs_own_attention() -> None:
+def test_runner_is_torchs_own_attention():
     """What the other tests compare with is itself compared, with `nn.MultiheadAttention`."""
     old, x = attention(4, 5, 20), coloured(1, 2, 6, 20)[0]
     theirs = torch.nn.MultiheadAttention(20, 4, batch_first=True)
@@ -101,7 +101,7 @@ def blind(old: Attention, after: Stage) -> Attention:
     [(16, 2, 8, False, True), (16, 4, 4, True, False), (10, 3, 4, False, True)],  # the last: slices of 4, 3 and 3
     ids=str,
 )
-def test_a_form_of_small_rank_is_found_exactly(head_dim, children, rank, causal, bias) -> None:
+def test_a_form_of_small_rank_is_found_exactly(head_dim, children, rank, causal, bias):
     """Score forms of the rank that a child has can be split without loss, whatever the data."""
     old = attention(3, head_dim, 40, rank=rank, bias=bias)
     x, mask, after = coloured(5, 4, 12, 40), masked(4, 12), stage(3 * children, rank, 40)
@@ -113,7 +113,7 @@ def test_a_form_of_small_rank_is_found_exactly(head_dim, children, rank, causal,
     assert numbers.kept == pytest.approx(1.0, abs=1e-6)
 
 
-def test_data_helps() -> None:
+def test_data_helps():
     """On inputs that are not white: with a refit <= calibrated < by the weights alone < by the config alone."""
     old, after = attention(4, 16, 64), stage(8, 8, 64)
     x = coloured(12, 8, 16, 64)
@@ -135,7 +135,7 @@ def test_data_helps() -> None:
 
 
 @pytest.mark.parametrize("children", [2, 3])
-def test_children_of_weights_alone_mean_the_parent(children: int) -> None:
+def test_children_of_weights_alone_mean_the_parent(children: int):
     """Up to the parts that rank leaves out, the mean of the children's score forms is the parent's."""
     rank = 12 // children
     old = attention(2, 12, 30, rank=rank // 2 + children * (rank // 2), bias=False)
@@ -146,7 +146,7 @@ def test_children_of_weights_alone_mean_the_parent(children: int) -> None:
     assert np.linalg.matrix_rank(forms[0] - forms[1], tol=1e-4) == 2 * (rank // 2)
 
 
-def test_key_moment_is_the_first_order_output_error() -> None:
+def test_key_moment_is_the_first_order_output_error():
     """Its quadratic form is the output's squared change for a small change of the score form, by finite differences."""
     old, x = attention(1, 6, 12), coloured(1, 1, 5, 12)
     run, mask, step = runner(old), every(x[0]), 1e-3
@@ -170,7 +170,7 @@ def test_key_moment_is_the_first_order_output_error() -> None:
     assert np.allclose(found[0, 0], expected.numpy(), atol=0.01)
 
 
-def test_a_refit_that_does_not_help_is_kept_out() -> None:
+def test_a_refit_that_does_not_help_is_kept_out():
     """Targets of the fitted batches have nothing to do with those of the guard."""
     old = attention(2, 8, 20, rank=4)
     x = coloured(5, 4, 6, 20)

@@ -62,7 +62,7 @@ def measured(model, digits, tmp_path_factory):
     return *run(folder, model, digits, KAPPA | HEADS), folder
 
 
-def test_a_training_is_the_same_to_the_last_bit_with_and_without(measured, model, digits, tmp_path) -> None:
+def test_a_training_is_the_same_to_the_last_bit_with_and_without(measured, model, digits, tmp_path):
     summary, rows, folder = measured
     plain, told = run(tmp_path / "run", model, digits, {"kappa": None})
     assert of(rows, "train", "eval") == told
@@ -71,7 +71,7 @@ def test_a_training_is_the_same_to_the_last_bit_with_and_without(measured, model
     assert one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
 
 
-def test_rows_come_at_the_start_when_due_and_at_the_end(measured) -> None:
+def test_rows_come_at_the_start_when_due_and_at_the_end(measured):
     summary, rows, _ = measured
     kappas, heads = of(rows, "kappa"), of(rows, "heads")
     assert [row["step"] for row in kappas] == [0, 3, 6, 8]
@@ -84,7 +84,7 @@ def test_rows_come_at_the_start_when_due_and_at_the_end(measured) -> None:
     assert len({row["layers"][0]["median"] for row in kappas}) == 4  # training moves it
 
 
-def test_rows_are_what_measuring_the_saved_models_gives(measured, model, digits) -> None:
+def test_rows_are_what_measuring_the_saved_models_gives(measured, model, digits):
     """The first row against the model that the training began with, the last against the one that it left."""
     _, rows, folder = measured
     batch = digits.batch("eval", inner(360, 8), seed=0, epoch=0)  # spread over the split
@@ -94,7 +94,7 @@ def test_rows_are_what_measuring_the_saved_models_gives(measured, model, digits)
         assert medians[0] == pytest.approx(medians[1], rel=1e-5)
 
 
-def test_heads_are_ranked_on_training_samples_and_scored_on_others(measured, model, digits) -> None:
+def test_heads_are_ranked_on_training_samples_and_scored_on_others(measured, model, digits):
     loaded = load(model)
     judge, places = Labelled(loaded, digits), sites(loaded)
     fit, judged = (digits.batch(split, inner(digits.size(split), 8), seed=0, epoch=0) for split in ("train", "eval"))
@@ -105,7 +105,7 @@ def test_heads_are_ranked_on_training_samples_and_scored_on_others(measured, mod
 
 
 @pytest.mark.parametrize("batches", [5, 7], ids=["before-a-row", "after-a-row"])
-def test_a_resumed_training_has_the_same_rows(batches, measured, model, digits, tmp_path, monkeypatch) -> None:
+def test_a_resumed_training_has_the_same_rows(batches, measured, model, digits, tmp_path, monkeypatch):
     """Interrupted behind step 5 or 7; the checkpoint is that of step 3 or 6, the rows of which stand already."""
     every, real = {"checkpoint": {"every": "3st"}}, Trainer.step
 
@@ -124,7 +124,7 @@ def test_a_resumed_training_has_the_same_rows(batches, measured, model, digits, 
     assert summary["kappa"] == measured[0]["kappa"]
 
 
-def test_what_is_measured_survives_writing_and_reading_and_comes_by_epochs_or_steps(tmp_path) -> None:
+def test_what_is_measured_survives_writing_and_reading_and_comes_by_epochs_or_steps(tmp_path):
     path = tmp_path / "r.yaml"
     for measure in ({"kappa": None} | HEADS, KAPPA):
         path.write_text(reading.dump(recipe(measure)))
