@@ -86,28 +86,18 @@ def with_set(made, text):
     return reading.check_recipe(reading.plain(made), [text], "own")
 
 
-def follow(made, folder, error, make_model, task) -> tuple[list[str], object]:
-    """Train, and where that fails do what is advised, up to three times; what was advised, and the summary."""
-    followed = []
-    for number in range(4):
-        try:
-            place = folder / str(number)
-            options = {"loaded": make_model(), "task": task, "cpu": True, "say": lambda text: None}
-            return followed, train(made, place, place / "run", **options)
-        except error as caught:
-            (text,) = advised(caught.hint)
-            followed.append(text)
-            made = with_set(made, text)
-    pytest.fail(f"It failed after {followed}, too.")
-
-
 @pytest.mark.parametrize(("training", "sizes"), [(True, (8, 4, 2)), (False, (6, 3))])
 def test_too_little_memory(training, sizes, tmp_path):
     """Room for three samples of sixteen: advice after advice leads there."""
-    made = recipe(eval={"every": "4st", "batch": 13})
-    followed, summary = follow(made, tmp_path, OutOfMemory, lambda: StandIn(Greedy(3, training=training)), Words())
-    key = "train.micro_batch" if training else "train.eval.batch"
-    assert summary.steps == 8 and followed == [f"{key}={size}" for size in sizes]
+    made, key = recipe(eval={"every": "4st", "batch": 13}), "train.micro_batch" if training else "train.eval.batch"
+    options = {"task": Words(), "cpu": True, "say": lambda text: None}
+    for size in sizes:
+        with pytest.raises(OutOfMemory) as error:
+            train(made, tmp_path, tmp_path / str(size), loaded=StandIn(Greedy(3, training=training)), **options)
+        assert advised(error.value.hint) == [f"{key}={size}"]
+        made = with_set(made, f"{key}={size}")
+    loaded = StandIn(Greedy(3, training=training))
+    assert train(made, tmp_path, tmp_path / "run", loaded=loaded, **options).steps == 8
 
 
 @pytest.mark.parametrize(
