@@ -47,13 +47,10 @@ def test_the_built_model_is_what_the_declaration_says(name, asked):
         assert parameters.items() <= declared.items() <= tensors.items()
 
 
-@pytest.mark.parametrize(("changes", "expected"), [({}, 209_942), ({"depth": 1, "heads": 4, "kv_heads": 4}, 193_046)])
-def test_the_convolution_of_upstream_is_35_parameters_a_head_and_layer(changes, expected):
+def test_the_convolution_of_upstream_is_35_parameters_a_head_and_layer():
     preset = get("lra/listops")
-    architecture = architectures.load_families()[preset.family]
     config = preset.config | {"conv_kernel_size": 35}
-    shape = architecture.shape(config).with_(**changes)
-    assert architecture.count(config, shape).total == expected
+    assert architectures.load_families()[preset.family].count(config).total == 209_942
 
 
 def test_every_preset_is_of_the_family_that_its_library_makes_of_it():
@@ -82,7 +79,7 @@ def test_policies_give_the_counts_that_the_paper_prints():
     assert len(told) > 5, told
 
 
-@pytest.mark.parametrize("name", ["xcit-m", "tnt-b", "volo-d3", "davit-b"])
+@pytest.mark.parametrize("name", ["xcit-m", "davit-b"])
 def test_presets_hold_timms_own_figures(name):
     """Every argument of a preset, and the model that it gives, are those of the timm model that it names."""
     assert timm_config(PRESETS[name].config["architecture"]) == PRESETS[name].config

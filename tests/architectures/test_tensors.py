@@ -1,7 +1,5 @@
 """What is written into a config: places in lists, and ratios that give back every width."""
 
-from __future__ import annotations
-
 import pytest
 
 from leansurgeon.architectures.tensors import (

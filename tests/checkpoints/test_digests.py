@@ -1,7 +1,5 @@
 """Digests that were begun early are those of the files as they are when somebody asks."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 

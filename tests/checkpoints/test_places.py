@@ -1,16 +1,12 @@
 """What is published says nothing of where things lie on this machine, and the source is found again all the same."""
 
-from __future__ import annotations
-
 import json
 import shutil
-from dataclasses import replace
 
 import pytest
 
 from leansurgeon.checkpoints import places, record, whereabouts
-from leansurgeon.checkpoints.record import Comparison, Origin, SurgeryRecord
-from leansurgeon.checkpoints.recorded.decided import Decisions
+from leansurgeon.checkpoints.record import Origin
 from tests.support.command_line import leansurgeon
 
 
@@ -72,24 +68,6 @@ def test_nothing_that_is_written_holds_the_path(saved, tmp_path):
         for file in (tmp_path / made).iterdir():
             assert str(tmp_path).encode() not in file.read_bytes(), file
         assert f"Made from `{name}`" in (tmp_path / made / "README.md").read_text()
-
-
-def test_every_part_of_a_record_is_written_without_places():
-    first = SurgeryRecord(Origin("/home/me/first", "folder", notes=("read from /home/me/first/config.json",)))
-    record_of_all = replace(
-        first,
-        decided=Decisions.from_dict({"held_back": ["fits on /home/me/text.txt"]}),
-        judged={"/home/me/text.txt": Comparison(done=False, why="none")},
-        source_config={"_name_or_path": "/home/me/first", "model_type": "vit"},
-        source_surgery=first,
-        restored=first,
-    )
-    made = record.hide_places(record_of_all)
-    assert "/home/me" not in json.dumps(made.as_dict())
-    assert made.source == made.restored.source == made.source_surgery.source
-    assert (made.source.name, made.source.notes) == ("first", ("read from config.json",))
-    assert (list(made.judged), made.source_config) == (["text.txt"], {"model_type": "vit"})
-    assert made.decided.held_back == ("fits on text.txt",)
 
 
 def test_the_source_is_found_by_its_digests(saved, tmp_path, monkeypatch, own_cache):

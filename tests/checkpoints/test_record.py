@@ -1,7 +1,5 @@
 """surgery.json: one typed form, one reader, one writer."""
 
-from __future__ import annotations
-
 import json
 import os
 from dataclasses import replace
@@ -61,7 +59,8 @@ def test_what_is_written_is_what_is_read(tmp_path):
     assert (found.plan.after, found.plan.layers) == (Shape((STAGE,)), (0, 3))
     assert found.plan.operators[0].settings == {"kept": [0, 3]}
     assert found.proof.compared.loss.result == 2.0 and found.judged["other"].why == "no reason"
-    assert record.read(tmp_path / "nowhere") is None
+    assert record.read(tmp_path / "nowhere") is record.read_if_whole(tmp_path / "nowhere") is None
+    assert record.read_if_whole(tmp_path) == made
     assert os.listdir(tmp_path) == ["surgery.json"]
 
 
@@ -74,18 +73,8 @@ def test_a_plan_is_written_from_its_fields_as_it_was_read():
     said |= PLAN | {"exactness": "near"} | tail | flops
     found = PlanRecord.from_dict(said)
     assert json.dumps(replace(found, seed=0).as_dict()) == json.dumps(said) and found.head_policy == 16
-    odd = PlanRecord.from_dict(
-        PLAN | {"calibrated": "x", "parameters_after": 3, "saved_by": [], "of a later version": 1}
-    )
-    assert (odd.calibrated, odd.parameters_after, odd.saved_by) == (False, {}, {})
-    assert odd.as_dict()["of a later version"] == 1
-    assert PlanRecord.from_dict({"why": 3}).why == "" and not PlanRecord()
-
-
-def test_a_record_that_is_whole_is_read_by_those_who_only_want_to_know(tmp_path):
-    made = record.write(tmp_path, whole())
-    assert record.read_if_whole(tmp_path) == made and record.read_if_whole(tmp_path / "nowhere") is None
-    assert record.read(None) is None
+    odd = PlanRecord.from_dict(PLAN | {"calibrated": "x", "parameters_after": 3, "of a later version": 1})
+    assert (odd.calibrated, odd.parameters_after) == (False, {}) and odd.as_dict()["of a later version"] == 1
 
 
 def test_where_a_model_comes_from_in_the_first_place():
@@ -111,23 +100,17 @@ def test_a_trained_model_keeps_the_record_without_the_list_of_files():
 
 DAMAGED = [
     b"",
-    b"[]",
     b"{}",
-    b"\xff\xfe",
     b"[" * 100_000,
     b'{"source": 5}',
     b'{"source": {"name": 5}}',
-    b'{"source": {"name": "a"}, "plan": []}',
     b'{"source": {"name": "a"}, "plan": {"after": {"stages": [{}]}}}',
     b'{"source": {"name": "a"}, "plan": {"operators": [{"name": "x"}]}}',
     b'{"source": {"name": "a"}, "plan": {"layers": [true]}}',
-    b'{"source": {"name": "a"}, "plan": {"seed": "x"}}',
     b'{"source": {"name": "a"}, "history": [1]}',
     b'{"source": {"name": "a"}, "versions": {"torch": 2}}',
     b'{"source": {"name": "a", "sha256": {"model.safetensors": null}}}',
-    b'{"source": {"name": "a", "notes": ["b", 1]}}',
     b'{"source": {"name": "a"}, "proof": {"loaded_with": "x", "parameters": 1, "loss_sum": true}}',
-    b'{"source": {"name": "a"}, "proof": {"loaded_with": "x"}}',
     b'{"source": {"name": "a"}, "source_surgery": {}}',
     b'{"source": {"name": "a"}, "schema_version": "1"}',
 ]

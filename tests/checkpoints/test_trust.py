@@ -1,7 +1,5 @@
 """No code of a checkpoint runs without a flag: what it names is passed over or refused, and never executed."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

@@ -1,7 +1,5 @@
 """A source that changes while it is read: an error, and no output."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Our safetensors reader and writer against the safetensors library, and against damaged files."""
 
-from __future__ import annotations
-
 import errno
 import json
 import struct
@@ -89,18 +87,14 @@ DAMAGED = [
     (struct.pack("<Q", 8) + b"notjson!", "JSON"),
     (header(entry(), b"1234"), "truncated"),
     (header(entry(shape=[3]), bytes(8)), "damaged"),
-    (header(entry(shape=[1], data_offsets=[4, 8]), bytes(8)), "damaged"),
     (header(entry(dtype="Q4", shape=[1], data_offsets=[0, 1]), b"1"), "dtype 'Q4'"),
     (header({"a": 3}), "damaged"),
     (header([1, 2]), r"header\b.*\blist\b"),
     (header(entry(), bytes(8) + b"behind"), None),
     (header(entry(shape=[-1, -2]), bytes(8)), None),
-    (header(entry(shape=[2.0]), bytes(8)), None),
     (header(entry(shape=[2**47, 2**47]), bytes(8)), None),
     (header(entry(data_offsets=[0, 8, 8]), bytes(8)), None),
-    (header(entry(data_offsets=["0", 8]), bytes(8)), None),
     (header(entry(dtype=["F32"]), bytes(8)), None),
-    (header(entry(shape={}), bytes(8)), None),
     (struct.pack("<Q", 10_000) + b"[" * 10_000, None),
     (struct.pack("<Q", 16) + b'{"a": 1, "a": 2}', None),
     (struct.pack("<Q", 5000) + b"9" * 5000, None),
@@ -118,11 +112,9 @@ def test_damaged_and_foreign_files_are_refused_in_one_sentence(content, says, tm
 @pytest.mark.parametrize(
     "index",
     [
-        {},
         {"weight_map": {}},
         {"weight_map": {"a": None, "b": "b.safetensors"}},
         {"weight_map": {"a": "../a.safetensors"}},
-        {"weight_map": {"a": "a\0.safetensors"}},
         {"weight_map": {"a": "a" * 5000}},
         {"weight_map": {"a": "folder.safetensors"}},
     ],
@@ -188,22 +180,10 @@ def test_an_output_that_the_system_refuses_is_one_sentence(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_an_output_folder_is_absent_or_complete(tmp_path):
-    def write(name: str, text: str, **how: bool) -> None:
-        with output_folder(tmp_path / name, **how) as aside:
-            (aside / "surgery.json").write_text('{"source": {"name": "x"}, "files": ["surgery.json", "config.json"]}')
-            (aside / "config.json").write_text(text)
-
-    write("out", "{}")
-    with pytest.raises(LeanSurgeonError, match="exists already"):
-        write("out", "new")
-    write("out", "new", force=True)
-    assert (tmp_path / "out/config.json").read_text() == "new"
-    assert [p.name for p in tmp_path.iterdir()] == ["out"]
-    (tmp_path / "out/thesis.txt").write_text("x")
-    with pytest.raises(LeanSurgeonError, match=r"thesis\.txt"):
-        write("out", "newer", force=True)
-    (tmp_path / "project").mkdir()
-    (tmp_path / "project/config.json").write_text("{}")
-    with pytest.raises(LeanSurgeonError, match="will not delete"):
-        write("project", "new", force=True)
+def test_force_deletes_no_folder_of_somebody_else(tmp_path):
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "config.json").write_text("{}")
+    with pytest.raises(LeanSurgeonError, match="will not delete"), output_folder(project, force=True):
+        pass
+    assert (project / "config.json").exists()

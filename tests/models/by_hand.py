@@ -1,7 +1,5 @@
 """What a model computes, by hand in float64: norms, linear maps and blocks from tensors by their names."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 

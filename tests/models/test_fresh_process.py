@@ -22,13 +22,11 @@ BART |= dict(encoder_attention_heads=3, encoder_head_dim=7, decoder_attention_he
 # The file, with the family where it holds several; the class that is loaded; the config.
 CASES = [
     ("crammed_bert", "AutoModelForMaskedLM", TINY),
-    ("crammed_bert", "AutoModelForSequenceClassification", TINY | {"num_labels": 3, "classifier_hidden_size": 16}),
     ("tinystories_gpt", "AutoModelForCausalLM", TINY),
     ("nystromformer_lra", "AutoModelForSequenceClassification", TINY | {"num_landmarks": 6, "conv_kernel_size": 5}),
     ("decoupled_bert/bert", "AutoModelForMaskedLM", TINY),
     ("decoupled_bert/roberta", "AutoModelForSequenceClassification", TINY | {"num_labels": 3}),
     ("decoupled_gpt2", "AutoModelForCausalLM", GPT2),
-    ("decoupled_gpt2", "AutoModelForSequenceClassification", GPT2 | {"pad_token_id": 0, "num_labels": 3}),
     ("decoupled_bart/bart", "AutoModelForSeq2SeqLM", BART | {"max_position_embeddings": 24}),
     ("decoupled_bart/mbart", "AutoModelForSeq2SeqLM", BART | {"max_position_embeddings": 24}),
 ]

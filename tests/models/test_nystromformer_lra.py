@@ -92,11 +92,10 @@ def test_neither_padding_nor_the_rest_of_the_batch_changes_a_result(changes):
     torch.testing.assert_close(both, alone, atol=1e-5, rtol=1e-4)
 
 
-def test_mean_pooling_divides_by_the_real_tokens_and_padded_mean_by_the_table():
-    x, mask = torch.ones(2, 6, 16), torch.tensor([[1, 1, 1, 0, 0, 0], [1] * 6])
+def test_mean_pooling_divides_by_the_real_tokens():
+    x = torch.ones(1, 6, 16)
     x[0, 3:] = 7
-    torch.testing.assert_close(small(pooling="mean").pool(x, mask), torch.ones(2, 16))
-    torch.testing.assert_close(small().pool(x, mask)[:, 0], torch.tensor([3 / 32, 6 / 32]))
+    torch.testing.assert_close(small(pooling="mean").pool(x, torch.tensor([[1, 1, 1, 0, 0, 0]])), torch.ones(1, 16))
 
 
 def test_two_inputs_share_the_encoder():
@@ -133,7 +132,6 @@ def test_fresh_linear_layers_start_as_torch_starts_them():
     assert model.encoder.token_embeddings.weight.std().item() == pytest.approx(0.02, rel=0.1)
 
 
-@pytest.mark.parametrize(("changes", "word"), [({"attention": "linear"}, "attention"), ({"pooling": "cls"}, "pooling")])
-def test_unknown_choices_are_named(changes, word):
-    with pytest.raises(ValueError, match=f"{word} is "):
-        small(**changes)
+def test_unknown_choices_are_named():
+    with pytest.raises(ValueError, match="attention is "):
+        small(attention="linear")

@@ -1,7 +1,5 @@
 """Tiny trained models, made once for all tests of surgery."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.surgery.cuts import samples, train

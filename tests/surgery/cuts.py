@@ -1,7 +1,5 @@
 """Cuts in one call, and tiny models that are trained a little, with sample data of their own."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
@@ -72,7 +70,7 @@ def batches_of(family):
     return pairs if family in PAIRED else image_batches if family == "vit" else text_batches
 
 
-def samples(family, fit=24, guard=6, heldout=6, seed=2):
+def samples(family, fit=12, guard=4, heldout=4, seed=2):
     """Sample data that follow the family's rule."""
     batches = batches_of(family)
     sizes = {"fit": (fit, seed), "guard": (guard, seed + 1), "heldout": (heldout, seed + 2)}
@@ -82,10 +80,10 @@ def samples(family, fit=24, guard=6, heldout=6, seed=2):
 
 def few_samples(family):
     """Enough to fit and to guard, for cuts that are compared with each other alone."""
-    return samples(family, 6, 2, 1)
+    return samples(family, 4, 2, 1)
 
 
-def train(family, folder, steps=60, seed=1, **changes) -> Path:
+def train(family, folder, steps=40, seed=1, **changes) -> Path:
     """Save a tiny model of a family in `folder` after a few steps of Adam."""
     model = build(family, initializer_range=0.1, **changes)
     optimizer = torch.optim.Adam(model.parameters(), 3e-3)

@@ -1,7 +1,5 @@
 """Bad input and bad moments: damaged weights, strange files, and a SIGKILL at any point of the writing."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Callable
@@ -56,9 +54,6 @@ def test_nan_weights_are_named(saved, tmp_path, monkeypatch):
     steps = plan(open_source(str(folder)), RequestedShape(layers="2"), calibrated=True)
     with pytest.raises(Diverged, match=rf"'{GATE}'.*\bNaN\b"):
         decide(steps, type("Data", (), {"says": "text", "beside": None}))
-    spoil(folder, lambda tensors: tensors["model.layers.1.self_attn.v_proj.weight"].fill_(float("inf")))
-    with pytest.raises(Diverged, match=r"layers\.1\.self_attn\.v_proj\.weight"):
-        cut(folder, tmp_path / "out", Method(balance=True))
     assert not (tmp_path / "out").exists()
 
 

@@ -1,21 +1,16 @@
 """Balance: the library computes the same, and condition numbers are what an SVD of the product says they can be."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 
 import leansurgeon
 from leansurgeon.checkpoints.model import load
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UnsupportedModel, UsageError
 from leansurgeon.measure.kappa.basis import balance
-from leansurgeon.surgery import canonical
-from leansurgeon.surgery.balance import balance_attention
 from leansurgeon.surgery.canonical import rotary, score_gain, score_scale
 from leansurgeon.surgery.method import Method
 from leansurgeon.surgery.planning import plan
@@ -23,7 +18,6 @@ from leansurgeon.surgery.requested_shape import RequestedShape
 from leansurgeon.surgery.shrink import DecidedCut, carry_out
 from tests import conftest
 from tests.checkpoints.test_skeleton import CASES, batches, expected, make
-from tests.models.by_hand import softmax
 from tests.support.models.undeclared import computed, reloaded, small_model
 from tests.surgery.cuts import cut, logits
 
@@ -89,55 +83,26 @@ def test_both_factors_reach_the_root_of_the_products_condition():
     root = float((values[0] / values[-1]).sqrt())
     for new, reached in zip((pair.left, pair.right), pair.after, strict=True):
         assert np.linalg.cond(new) == pytest.approx(root) == pytest.approx(reached)
-    assert pair.before == pytest.approx((np.linalg.cond(left), np.linalg.cond(right)))
     np.testing.assert_allclose(pair.left @ pair.right, left @ right, rtol=1e-11, atol=1e-11)
-    np.testing.assert_allclose(pair.basis @ right, pair.right, rtol=1e-9, atol=1e-9)
     assert balance(pair.left, pair.right).basis is None  # balanced already
 
 
 def test_a_silent_head_is_left_alone():
     rng = np.random.default_rng(0)
     left, right = np.zeros((20, 4)), rng.normal(size=(4, 20))
-    assert balance(left, right).basis is None
-    left[:, :2] = rng.normal(size=(20, 2))  # a child of a split head: half of the columns
-    assert balance(left, right).basis is None
-
-
-def attend(a, x, scale):
-    """(tokens, width) through an attention with biases, in float64."""
-    parts = []
-    for weight, bias in ((a.q, a.q_bias), (a.k, a.k_bias), (a.v, a.v_bias)):
-        y = np.einsum("hdw,tw->htd", weight.astype(np.float64), x) + bias[:, None]
-        parts.append(np.repeat(y, a.heads // len(y), axis=0))
-    q, k, v = parts
-    out = softmax(scale * q @ k.swapaxes(1, 2)) @ v
-    return np.einsum("htd,whd->tw", out, a.o.astype(np.float64)) + a.o_bias
-
-
-def test_biases_and_groups_follow():
-    """Attention by hand in fp64: each of a group's query heads in the basis of the one key/value head."""
-    rng = np.random.default_rng(1)
-    sizes = (4, 6, 20), (2, 6, 20), (2, 6, 20), (20, 4, 6), (4, 6), (2, 6), (2, 6), (20,)
-    old = canonical.Attention(*(rng.normal(size=size).astype(np.float32) for size in sizes))
-    new, record = balance_attention(old, scores=True)
-    x = rng.normal(size=(9, 20)) * 0.3
-    want, got = (attend(one, x, 6**-0.5) for one in (old, new))
-    assert np.abs(want - got).max() < 1e-5 * np.abs(want).max()
-    assert all(record[name]["left"] == 0 and record[name]["heads"] == 2 for name in "ovqk")
+    for columns in (0, 2):  # a child of a split head has half of them
+        left[:, :columns] = rng.normal(size=(20, columns))
+        assert balance(left, right).basis is None
 
 
 def test_balance_comes_last(saved, tmp_path):
     """On top of added heads, dropped layers and tensors that calibration has changed."""
     folder, model = saved("llama")
     name, inputs = "model.layers.1.self_attn.o_proj.weight", conftest.example(model)
-    cut(folder, tmp_path / "plain", heads="8")
     cut(folder, tmp_path / "wide", EVEN, heads="8")
     assert "**balance** (exact)" in (tmp_path / "wide/README.md").read_text()
     before, after = (logits(m, inputs) for m in (model, load(tmp_path / "wide").model))
     assert (before - after).abs().max() < 1e-4 * before.std()
-    old, new = (load_file(tmp_path / kind / "model.safetensors")[name] for kind in ("plain", "wide"))
-    silent = (old == 0).all(0)
-    assert silent.sum() == 4 * 16 and (new[:, silent] == 0).all()
 
     source = open_source(str(folder))
     healed = {name: source.weights.float32("model.layers.2.self_attn.o_proj.weight") * 1.5}
@@ -159,16 +124,19 @@ def test_what_cannot_stay_the_same_is_refused(saved, tmp_path):
         plan(open_source(str(folder)), RequestedShape(init="fresh"), method=EVEN)
 
 
-def test_an_inferred_family_that_rotates_keeps_its_queries_and_keys(tmp_path):
-    """What is said to be exact was applied and compared, without the proof, too: plain transformers says the same."""
-    model, config = small_model("stablelm", tmp_path / "source")
+@pytest.mark.parametrize(("model_type", "scores"), [("stablelm", False), ("gpt_bigcode", True)])
+def test_an_inferred_family_that_rotates_keeps_its_queries_and_keys(model_type, scores, tmp_path):
+    """What is said to be exact was applied and compared, without the proof, too: plain transformers says the same. In
+    the other one all heads share a key.
+    """
+    model, config = small_model(model_type, tmp_path / "source")
     made = leansurgeon.shrink(str(tmp_path / "source"), balance=True, proof=False, out=tmp_path / "out", progress=False)
-    assert made.record.plan.operators[0].settings == {"scores": False}
+    assert made.record.plan.operators[0].settings == {"scores": scores}
     new = reloaded(tmp_path / "out", model)
     before, after = (computed(m, config) for m in (model, new))
     assert (before - after).abs().max() < 1e-4 * before.std()
-    values = [m.get_submodule("model.layers.0.self_attn.v_proj").weight for m in (model, new)]
-    assert not torch.equal(*values)
+    one, other = model.state_dict(), new.state_dict()
+    assert not all(torch.equal(one[name], other[name]) for name in one)
 
 
 # -- scores -----------------------------------------------------------------------------------------
@@ -179,9 +147,7 @@ def test_an_inferred_family_that_rotates_keeps_its_queries_and_keys(tmp_path):
     [
         ("bert", {}, 8**-0.5, 0.5),
         ("gpt2", {"scale_attn_weights": False}, 1.0, 1.0),
-        ("t5", {}, 1.0, 1.0),
         ("llama", {"query_pre_attn_scalar": 64}, 1 / 8, 1.0),
-        ("llama", {"attention_multiplier": 0.25}, 0.25, 1.0),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx", None),
         ("llama", {"attn_logit_softcapping": 50.0}, "caps its scores", None),
     ],

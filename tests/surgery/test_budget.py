@@ -7,8 +7,7 @@ import pytest
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.report.tables.cut import decided_table
 from leansurgeon.surgery import budget, calibrate, context, forecast
-from leansurgeon.surgery.candidates import Candidate
-from leansurgeon.surgery.context import PARTS, CalibrationContext, SampleView
+from leansurgeon.surgery.context import CalibrationContext
 from leansurgeon.surgery.planning import plan
 from leansurgeon.surgery.requested_shape import RequestedShape
 from tests.support.methods import with_method
@@ -68,28 +67,6 @@ def test_cuts_stay_within_both_bounds(family, wanted, planned, passes, monkeypat
     assert spent[1] < spent[0]
     told = [line for line in said if line.startswith("About")]
     assert len(told) == 2 and steps.source.name in told[0] and "passes" in told[1]
-
-
-@pytest.mark.parametrize(("family", "kept"), [("gpt2", (0, 1, 2, 5, 6, 7)), ("bert", (0, 3, 4, 5))])
-def test_a_candidate_takes_what_was_said(family, kept, planned):
-    steps, data = planned(family, layers=str(len(kept)))
-    for more in {"attention": False}, {"attention": True, "later": True}:
-        if more["attention"] and family == "bert":  # post-norm
-            continue
-        way = Candidate(kept, "as listed", **more)
-        here = CalibrationContext(with_method(steps, keep=kept), data)
-        foretold = here.cost(way, {part: getattr(data, part) for part in PARTS})
-        here = CalibrationContext(with_method(steps, keep=kept), data)
-        with here.held:
-            calibrate.compete(here, SampleView.of(data, None), [way], "")
-        assert here.work - here.one_pass == pytest.approx(foretold, rel=0.1)
-
-
-def test_little_data_costs_no_sets_of_layers(planned):
-    steps, data = planned("gpt2", layers="6")
-    outcome = calibrate.calibrate(with_method(steps), data)
-    outcome.close()
-    assert outcome.record.passes > 3 and not outcome.record.held_back
 
 
 # -- foretold --------------------------------------------------------------------------------------

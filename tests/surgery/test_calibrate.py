@@ -96,7 +96,7 @@ def test_layers_are_chosen_by_what_the_healed_model_says(trained, tmp_path):
     assert not first.edits.folder.exists()
 
 
-@pytest.mark.parametrize("criterion", ["influence", "angular", "even", "first-of-each"])
+@pytest.mark.parametrize("criterion", ["influence", "angular"])
 @torch.no_grad()
 def test_a_named_criterion_alone(criterion, trained, tmp_path):
     """Against the hidden states of real tokens that the library gives."""
@@ -116,8 +116,6 @@ def test_a_named_criterion_alone(criterion, trained, tmp_path):
     expected = {
         "influence": tuple(influence.topk(2).indices.sort().values.tolist()),
         "angular": tuple(i for i in range(4) if i not in (start, start + 1)),
-        "even": (0, 3),
-        "first-of-each": (0, 2),
     }
     assert (outcome.record.criterion, outcome.record.layers) == (criterion, expected[criterion])
     found = outcome.record.evidence
@@ -157,7 +155,7 @@ def test_heads_that_grow_stay_exact_beside_what_is_near(trained, tmp_path):
     assert changed == {f"transformer.h.{i}.attn.c_attn.weight" for i in range(3)}
 
 
-@pytest.mark.parametrize("family", ["bert", "gpt2", "llama", "gemma", "opt", "gpt_neox", "electra", "modernbert"])
+@pytest.mark.parametrize("family", ["bert", "gpt2", "llama", "opt", "modernbert"])
 def test_a_family_is_causal_where_earlier_tokens_do_not_see_later_ones(family):
     model = build(family)
     ids = 5 + torch.arange(12)[None]

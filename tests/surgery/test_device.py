@@ -1,7 +1,5 @@
 """Calibrated surgery on a GPU that is pretended: the choices and tensors of the CPU, states where there is room."""
 
-from __future__ import annotations
-
 from contextlib import closing, nullcontext
 
 import numpy as np
@@ -36,7 +34,6 @@ def decided(steps, samples: Calibration, device: str) -> tuple[tuple[int, ...], 
     ("family", "wanted", "method", "room"),
     [
         ("gpt2", {"layers": "2"}, Method(), 0.0),  # states are on the host
-        ("bert", {"heads": "2x", "head_dim": "split"}, Method(keep="0,1,3", heal="closed"), 0.3),
         ("vit", {"heads": "2", "mlp_dim": "40", "head_dim": "keep"}, Method(keep="0,1,3", heal="closed"), 0.3),
     ],
     ids=lambda v: v if isinstance(v, str) else "",
@@ -141,7 +138,6 @@ def test_spans_follow_from_the_model_and_not_from_the_machine(saved, monkeypatch
     for fitted in (context.FITTED, 0):
         monkeypatch.setattr(context, "FITTED", fitted)
         assert CalibrationContext(steps, few_samples("gpt2")).longest_span == max(fitted, size) // (20 * block)
-    for blocks, spans in ((2, 1), (1, 0)):
-        monkeypatch.setattr(CalibrationContext, "longest_span", blocks)
-        with closing(calibrate(with_method(steps, "local", (0, 1, 3)), few_samples("gpt2"))) as outcome:
-            assert [len(cut.spans) for cut in outcome.record.healing.local.cuts] == [spans]
+    monkeypatch.setattr(CalibrationContext, "longest_span", 1)
+    with closing(calibrate(with_method(steps, "local", (0, 1, 3)), few_samples("gpt2"))) as outcome:
+        assert [len(cut.spans) for cut in outcome.record.healing.local.cuts] == [0]

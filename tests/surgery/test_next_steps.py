@@ -1,7 +1,5 @@
 """What the next steps cannot divide or hold, against closed forms."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 
@@ -35,9 +33,8 @@ def test_smollm2_as_its_numbers_factor():
 
 def test_key_value_heads_that_engines_copy_are_no_trouble():
     """One or two key/value heads stand on every GPU of 2, 4 and 8; three cannot."""
-    shared = {kv: by_name(Stage(1, 12, 64, kv, 768, 768)) for kv in (1, 2, 3, 4)}
-    assert [("key/value heads" in found) for found in shared.values()] == [False, False, True, False]
-    assert shared[3]["heads"].gpus == (8,)
+    found = {kv: by_name(Stage(1, 12, 64, kv, 768, 768)).keys() for kv in (1, 2, 3)}
+    assert ["key/value heads" in names for names in found.values()] == [False, False, True]
 
 
 def test_what_is_new_comes_before_what_was_so():

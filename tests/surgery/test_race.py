@@ -5,7 +5,6 @@ from math import inf
 import numpy as np
 import pytest
 import torch
-from scipy import stats
 
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.measure.data.batches import in_pieces
@@ -55,14 +54,6 @@ def test_the_winner_is_that_of_the_whole_contest_for_less(family, layers, seed, 
     assert {k for k, v in by_kept.items() if v <= best * score.CLOSE} <= {c.kept for c in left}
     to_the_end = [c for c in tried if c.score.pieces == all_tried[0].score.pieces]
     assert all(c.score.judged_by == pytest.approx(by_kept[c.kept], rel=1e-5) for c in to_the_end)
-
-
-def test_the_bound_is_students_over_runs_of_neighbours():
-    values = torch.randn(512, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 0.5
-    runs = values.numpy().reshape(-1, score.RUN).mean(1)
-    low, _ = stats.t.interval(1 - 2e-3, len(runs) - 1, runs.mean(), stats.sem(runs))
-    assert score.lower_bound(values, 1e-3) == pytest.approx(low)
-    assert score.lower_bound(values[:5], 1e-3) == score.lower_bound(values, 0.0) == -np.inf
 
 
 def test_equals_are_left_out_as_seldom_as_is_said():

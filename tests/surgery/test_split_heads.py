@@ -1,18 +1,15 @@
 """More heads from those that are there: exact forms against the libraries' own modules, near ones against theory."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from sklearn.linear_model import Ridge
 
 from leansurgeon.shape import Stage
 from leansurgeon.surgery import split_heads
 from leansurgeon.surgery.canonical import Attention
-from leansurgeon.surgery.split_factors import Torch, refit_output, score_moments
+from leansurgeon.surgery.split_factors import Torch, score_moments
 
 
 def attention(heads: int, head_dim: int, width: int, *, bias: bool = True, rank: int = 0) -> Attention:
@@ -66,21 +63,8 @@ def masked(batch: int, tokens: int) -> torch.Tensor:
 # -- exact ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("after", [(8, 8), (12, 8), (8, 12), (4, 12)], ids=str)  # the last two: head_dim grows
-@pytest.mark.parametrize("causal", [False, True])
-def test_exact_split_is_the_parent(after: tuple[int, int], causal: bool) -> None:
-    old = attention(4, 8, 20)
-    new = split_heads.exact(old, stage(*after, 20), (after[1] / 8) ** 0.5)
-    assert new.q.shape == new.k.shape == (*after, 20)
-    x, mask = coloured(1, 3, 7, 20)[0], masked(3, 7)
-    truth = runner(old, causal).output(x, mask)
-    assert relative(runner(new, causal).output(x, mask), truth) < 1e-6
-    owners = (new.o != 0).any(0).sum()  # every column of the output projection has one owner
-    assert owners == 4 * 8
-
-
 @torch.no_grad()
-def test_runner_is_torchs_own_attention() -> None:
+def test_runner_is_torchs_own_attention():
     """What the other tests compare with is itself compared, with `nn.MultiheadAttention`."""
     old, x = attention(4, 5, 20), coloured(1, 2, 6, 20)[0]
     theirs = torch.nn.MultiheadAttention(20, 4, batch_first=True)
@@ -117,7 +101,7 @@ def blind(old: Attention, after: Stage) -> Attention:
     [(16, 2, 8, False, True), (16, 4, 4, True, False), (10, 3, 4, False, True)],  # the last: slices of 4, 3 and 3
     ids=str,
 )
-def test_a_form_of_small_rank_is_found_exactly(head_dim, children, rank, causal, bias) -> None:
+def test_a_form_of_small_rank_is_found_exactly(head_dim, children, rank, causal, bias):
     """Score forms of the rank that a child has can be split without loss, whatever the data."""
     old = attention(3, head_dim, 40, rank=rank, bias=bias)
     x, mask, after = coloured(5, 4, 12, 40), masked(4, 12), stage(3 * children, rank, 40)
@@ -129,10 +113,10 @@ def test_a_form_of_small_rank_is_found_exactly(head_dim, children, rank, causal,
     assert numbers.kept == pytest.approx(1.0, abs=1e-6)
 
 
-def test_data_helps() -> None:
+def test_data_helps():
     """On inputs that are not white: with a refit <= calibrated < by the weights alone < by the config alone."""
     old, after = attention(4, 16, 64), stage(8, 8, 64)
-    x = coloured(12, 4, 16, 64)
+    x = coloured(12, 8, 16, 64)
     held = torch.cat(x[10:])
 
     def error(new: Attention) -> float:
@@ -146,12 +130,12 @@ def test_data_helps() -> None:
     errors = [error(a) for a in (plain, blind(old, after), naive)]
     assert errors == sorted(errors) and errors[0] < 0.7 * errors[1], errors
     assert numbers.error_refit is None and numbers.refitted is None
-    assert healed.refitted is (healed.error_refit < healed.error_split)
-    assert error(full) <= error(plain)
+    assert healed.refitted and healed.error_refit < healed.error_split
+    assert error(full) < error(plain)
 
 
 @pytest.mark.parametrize("children", [2, 3])
-def test_children_of_weights_alone_mean_the_parent(children: int) -> None:
+def test_children_of_weights_alone_mean_the_parent(children: int):
     """Up to the parts that rank leaves out, the mean of the children's score forms is the parent's."""
     rank = 12 // children
     old = attention(2, 12, 30, rank=rank // 2 + children * (rank // 2), bias=False)
@@ -162,7 +146,7 @@ def test_children_of_weights_alone_mean_the_parent(children: int) -> None:
     assert np.linalg.matrix_rank(forms[0] - forms[1], tol=1e-4) == 2 * (rank // 2)
 
 
-def test_key_moment_is_the_first_order_output_error() -> None:
+def test_key_moment_is_the_first_order_output_error():
     """Its quadratic form is the output's squared change for a small change of the score form, by finite differences."""
     old, x = attention(1, 6, 12), coloured(1, 1, 5, 12)
     run, mask, step = runner(old), every(x[0]), 1e-3
@@ -186,21 +170,7 @@ def test_key_moment_is_the_first_order_output_error() -> None:
     assert np.allclose(found[0, 0], expected.numpy(), atol=0.01)
 
 
-def test_refit_is_ridge_regression() -> None:
-    """Against scikit-learn's Ridge on what is missing."""
-    old = attention(2, 4, 10)
-    run, x = runner(old), torch.cat(coloured(3, 4, 9, 10))
-    target = torch.randn(12, 9, 10, generator=torch.Generator().manual_seed(0))
-    new = refit_output(old, run, x.split(4), target.split(4).__getitem__, every(x).split(4), [0, 1, 2], 0.1)
-    context = run.context(x, every(x)).flatten(0, 1).double().numpy()
-    missing = (target - run.output(x, every(x))).flatten(0, 1).double().numpy()
-    # Ours leaves the bias unpenalised, as theirs does by centring.
-    theirs = Ridge(alpha=0.1 * np.square(context).sum(0).mean()).fit(context, missing)
-    assert np.allclose((new.o - old.o).reshape(10, -1), theirs.coef_, atol=1e-4)
-    assert np.allclose(new.o_bias - old.o_bias, theirs.intercept_, atol=1e-4)
-
-
-def test_a_refit_that_does_not_help_is_kept_out() -> None:
+def test_a_refit_that_does_not_help_is_kept_out():
     """Targets of the fitted batches have nothing to do with those of the guard."""
     old = attention(2, 8, 20, rank=4)
     x = coloured(5, 4, 6, 20)

@@ -1,21 +1,16 @@
 """The two scripts beside `examples/results/healing.md`: a plain training without a teacher, and the judge of both."""
 
-from __future__ import annotations
-
 import math
 import runpy
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import transformers
 from safetensors.torch import load_file
 
 from leansurgeon import tasks
-from leansurgeon.checkpoints.source import open_source
-from leansurgeon.measure.data import calibration
 from tests.support.models import strangers
 
 HEALING = Path(__file__).parents[2] / "examples" / "healing"
@@ -31,79 +26,51 @@ def texts(tmp_path):
     return strangers.texts(tmp_path / "texts", lines=400)
 
 
-@pytest.mark.parametrize(("kind", "length"), [("llama", ("--time", "4s")), ("encoder", ("--steps", 3))])
-def test_a_plain_training_leaves_a_model_of_the_same_kind(kind, length, tmp_path, texts, monkeypatch, capsys):
-    own = tmp_path / "own"
-    source = strangers.encoder(own) if kind == "encoder" else strangers.model(own, kind)
+@pytest.fixture
+def own(tmp_path):
+    return strangers.model(tmp_path / "own", "llama", max_position_embeddings=512)
+
+
+@pytest.fixture
+def tokens_of(tmp_path, own):
+    """The tokens of a split as `retrain` cuts a text, without those between documents."""
+    end = transformers.AutoTokenizer.from_pretrained(own).eos_token_id
+
+    def read(data, *splits):
+        task = tasks.make("causal-lm", {"data": str(data), "seq_len": 8})
+        task.prepare(tmp_path / "cache", own, workers=1, say=print)
+        return [token for split in splits for token in task._array(split).tolist() if token != end]
+
+    return read
+
+
+def test_a_plain_training_leaves_a_model_of_the_same_kind(tmp_path, texts, monkeypatch, capsys):
+    source = strangers.encoder(tmp_path / "encoder")
     tokenizer = transformers.AutoTokenizer.from_pretrained(source)
     tokenizer.mask_token = tokenizer.convert_ids_to_tokens(7)  # a word that may as well hide others
     tokenizer.save_pretrained(source)
     made = tmp_path / "made"
-    ran(monkeypatch, "plain_trainer.py", source, texts, "-o", made, *length, "--tokens", 16, "--lr", "1e-2")
+    ran(monkeypatch, "plain_trainer.py", source, texts, "-o", made, "--time", "2s", "--tokens", 16, "--lr", "1e-2")
     assert "steps of 4 x 16 tokens" in capsys.readouterr().out
     before, after = load_file(source / "model.safetensors"), load_file(made / "model.safetensors")
     pooler = {name for name in before if "pooler" in name}  # masked language modelling has no use for it
     assert before.keys() - pooler == after.keys() and any(not torch.equal(before[n], after[n]) for n in after)
-    loaded = transformers.AutoModel.from_pretrained(made)
-    assert loaded.config.num_hidden_layers == transformers.AutoConfig.from_pretrained(source).num_hidden_layers
 
 
-def open_task(name: str, texts: Path, model: Path, cache: Path, **options):
-    task = tasks.make(name, {"data": str(texts)} | options)
-    task.prepare(cache, model, workers=1, say=print)
-    return task
-
-
-def test_it_leaves_the_same_text_alone_as_retrain(tmp_path, texts):
+def test_it_leaves_the_same_text_alone_as_retrain(texts, own, tokens_of):
+    tokenizer = transformers.AutoTokenizer.from_pretrained(own)
     training_text = runpy.run_path(str(HEALING / "plain_trainer.py"))["training_text"]
-    own = strangers.model(tmp_path / "own", "llama")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(own)
-    task = open_task("causal-lm", texts, own, tmp_path / "cache", seq_len=8)
     seen = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in training_text([str(texts)], True)]
-    theirs = [token for token in task._array("train").tolist() if token != tokenizer.eos_token_id]  # between documents
-    assert [token for text in seen for token in text] == theirs
-    held = sum(len(task._array(split)) for split in ("eval", "test"))
-    assert 0.1 < held / (held + len(theirs)) < 0.4
-    # Sentences for an encoder.
-    task = open_task("sentences", texts, strangers.encoder(tmp_path / "encoder"), tmp_path / "cache", seq_len=32)
-    (seen,) = training_text([str(texts)], False)
-    rows = task.batch("train", np.arange(task.size("train")), seed=0, epoch=0)["input_ids"]
-    assert seen.split("\n") == [sentence_of(row, tokenizer) for row in rows]
+    assert [token for text in seen for token in text] == tokens_of(texts, "train")
+    assert len(tokens_of(texts, "eval", "test")) > 0.1 * len(tokens_of(texts, "train"))
 
 
-def sentence_of(ids, tokenizer) -> str:
-    return tokenizer.decode(ids, skip_special_tokens=True)
-
-
-@pytest.mark.parametrize("held", [False, True])
-def test_the_judge_of_language_models_counts_as_a_hand_does(held, tmp_path, texts, monkeypatch, capsys):
-    """Two windows of the text, the first and the last; or one of what no command trains on."""
-    own = strangers.model(tmp_path / "own", "llama", max_position_embeddings=512)
-    more = ("--samples", 1, "--held") if held else ("--samples", 2)
-    ran(monkeypatch, "judge_models.py", own, own, "--text", texts / "a.txt", *more)
+def test_the_judge_of_language_models_counts_as_a_hand_does(texts, own, tokens_of, monkeypatch, capsys):
+    """One window of what no command trains on."""
+    ran(monkeypatch, "judge_models.py", own, own, "--text", texts / "a.txt", "--samples", 1, "--held")
     rows = [line.split("|") for line in capsys.readouterr().out.splitlines()[2:]]
-    model = transformers.AutoModelForCausalLM.from_pretrained(own).eval()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(own)
-    if held:
-        test = open_task("causal-lm", texts / "a.txt", own, tmp_path / "cache", seq_len=8)._array("test").tolist()
-        windows = torch.tensor([token for token in test if token != tokenizer.eos_token_id])[:512].view(1, -1)
-    else:
-        ids = torch.tensor(tokenizer((texts / "a.txt").read_text(), add_special_tokens=False)["input_ids"])
-        windows = ids[: len(ids) // 512 * 512].view(-1, 512)[[0, -1]]
+    ids = torch.tensor([tokens_of(texts / "a.txt", "test")[:512]])
     with torch.no_grad():
-        losses = [model(input_ids=window[None], labels=window[None]).loss.item() for window in windows]
-    assert [float(row[2]) for row in rows] == [pytest.approx(math.exp(sum(losses) / len(losses)), rel=1e-3)] * 2
+        loss = transformers.AutoModelForCausalLM.from_pretrained(own).eval()(input_ids=ids, labels=ids).loss.item()
+    assert [float(row[2]) for row in rows] == [pytest.approx(math.exp(loss), rel=1e-3)] * 2
     assert [row[3].strip() for row in rows] == ["1.000"] * 2
-
-
-def test_the_judge_of_encoders_leaves_out_what_was_calibrated_on(tmp_path, texts, monkeypatch, capsys):
-    own = strangers.encoder(tmp_path / "own")
-    ran(monkeypatch, "judge_models.py", own, own, "--text", texts / "a.txt", "--samples", 40, "--held")
-    (row,) = [line.split("|") for line in capsys.readouterr().out.splitlines()[2:]]
-    assert float(row[2]) == 1.0 and row[5].strip() == "100.0 %"
-    held = runpy.run_path(str(HEALING / "judge_models.py"))["lines"]((texts / "a.txt").read_text(), True, 1_000)
-    fitted = calibration.open_calibration(str(texts / "a.txt"), open_source(str(own)), cache=tmp_path / "cache")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(own)
-    read = {sentence_of(ids, tokenizer) for part in (fitted.fit, fitted.guard) for b in part for ids in b["input_ids"]}
-    assert held and not read & set(held)
-    assert {sentence_of(ids, tokenizer) for b in fitted.heldout for ids in b["input_ids"]} == set(held)

@@ -2,8 +2,6 @@
 against torch, transformers, timm and a published formula. 1437 samples are 22 batches of 64.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -31,30 +29,30 @@ def make_adamw() -> torch.optim.Optimizer:
 # -- learning rate and momentum --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["cosine", "linear", "constant"])
+KNOWN = {  # transformers' name of a schedule, what it takes, and ours
+    "cosine": ({}, {"name": "cosine"}),
+    "linear": ({}, {"name": "linear"}),
+    "constant_with_warmup": ({}, {"name": "constant"}),
+    "cosine_with_min_lr": ({"scheduler_specific_kwargs": {"min_lr": 1e-4}}, {"name": "cosine", "min_lr": 1e-4}),
+}
+
+
+@pytest.mark.parametrize("name", KNOWN)
 @pytest.mark.parametrize(("total", "warmup"), [(100, 10), (37, 0), (20, 20)])
 def test_a_schedule_is_that_of_transformers(name, total, warmup):
-    adamw = make_adamw()
-    known = "constant_with_warmup" if name == "constant" else name
-    theirs = get_scheduler(known, adamw, num_warmup_steps=warmup, num_training_steps=total)
-    found = made(duration=f"{total}st", schedule={"name": name, "warmup": f"{warmup}st" if warmup else 0.0})
+    adamw, (options, ours) = make_adamw(), KNOWN[name]
+    theirs = get_scheduler(name, adamw, warmup, total, **options)
+    found = made(duration=f"{total}st", schedule=ours | {"warmup": f"{warmup}st" if warmup else 0.0})
     for step in range(total):
-        assert found.lr(step) == pytest.approx(theirs.get_last_lr()[0], rel=1e-12, abs=1e-18)
+        assert found.lr(step) == pytest.approx(theirs.get_last_lr()[0], rel=1e-9, abs=1e-18)
         adamw.step()
         theirs.step()
 
 
-def test_a_lowest_rate_is_that_of_transformers_or_refused():
-    adamw = make_adamw()
-    theirs = get_scheduler("cosine_with_min_lr", adamw, 0, 50, scheduler_specific_kwargs={"min_lr": 1e-4})
-    found = made(duration="50st", schedule={"warmup": 0.0, "min_lr": 1e-4})
-    for step in range(50):
-        assert found.lr(step) == pytest.approx(theirs.get_last_lr()[0], rel=1e-9)
-        adamw.step()
-        theirs.step()
-    for name in ("one-cycle", "triangle", "constant"):
-        with pytest.raises(ValueError, match=f"min_lr.*{name}"):
-            train_of(schedule={"name": name, "warmup": 0.1, "min_lr": 1e-5})
+@pytest.mark.parametrize("name", ["one-cycle", "triangle", "constant"])
+def test_a_lowest_rate_is_refused_where_there_is_none(name):
+    with pytest.raises(ValueError, match=f"min_lr.*{name}"):
+        train_of(schedule={"name": name, "warmup": 0.1, "min_lr": 1e-5})
 
 
 def test_a_warm_up_from_a_rate_is_that_of_timm():
@@ -185,11 +183,9 @@ def test_a_ramp_over_a_share_of_the_training_and_beyond_a_quick_look():
 @pytest.mark.parametrize(
     ("batch", "changes", "limit", "micro"),
     [
-        (64, {}, None, 64),
         (64, {}, 24, 16),
         (90, {}, 15, 15),
         (90, {"mixup": 0.2}, 15, 10),  # pairs
-        (90, {}, 1, 1),
         (90, {"mixup": 0.2}, 1, 90),  # there is no smaller one
         (90, {"micro_batch": 30}, 29, 18),
     ],
@@ -198,11 +194,6 @@ def test_a_micro_batch_is_the_largest_that_divides_the_batch(batch, changes, lim
     found = made(batch=batch, micro_limit=limit, **changes)
     assert (found.micro, found.accumulation) == (micro, batch // micro)
     assert made(batch=batch, processes=2).micro == batch // 2
-
-
-def test_a_ramp_is_shared_from_its_first_batch_on():
-    found = made(batch_ramp={"start": 8, "until": "9st"}, processes=2)
-    assert (found.micro, found.accumulation) == (4, 8)
 
 
 def test_a_training_set_of_one_batch_is_enough():
@@ -219,7 +210,6 @@ LONG = {"duration": "9st", "batch": 1024}
     [
         (737, 1, {"batch": 1024}, r"737 samples\b.*\b1024"),
         (1437, 1, {"micro_batch": 24}, r"24\b.*\b64"),
-        (1437, 48, {}, r"64\b.*\b48"),
         (1437, 100, {}, r"64\b.*\b100"),
         (1437, 3, {"batch_ramp": {"start": 8, "until": "9st"}}, r"8 .*\b3"),
         (1437, 2, {"batch": 30, "mixup": 0.1}, r"pairs\b.*\bmicro batch of 15"),

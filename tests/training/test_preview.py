@@ -1,17 +1,12 @@
 """A look before a long training: a dry run without the data, an evaluation, and a training on a few batches."""
 
-from __future__ import annotations
-
 import json
 import re
 
 import pytest
 
-from leansurgeon.rank import rank
-from leansurgeon.training.evaluator import evaluate_model
-from leansurgeon.training.recipe.reading import dump, load, load_training
+from leansurgeon.training.recipe.reading import dump, load
 from tests import conftest
-from tests.support import training_interrupted as cut
 from tests.support.command_line import leansurgeon
 
 
@@ -30,11 +25,6 @@ def models(tmp_path_factory):
     return folder
 
 
-@pytest.fixture
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("LEANSURGEON_CACHE", str(tmp_path / "cache"))
-
-
 FOLDER = {"name": "folder", "data": "nowhere", "image_size": 8, "channels": 1, "classes": 10}
 # Task, of none of which there is data, duration, training samples and steps: both are published, or nobody knows them.
 ABSENT = {
@@ -45,7 +35,7 @@ ABSENT = {
 
 
 @pytest.mark.parametrize("case", ABSENT)
-def test_a_dry_run_needs_no_data(case, models, cache, tmp_path):
+def test_a_dry_run_needs_no_data(case, models, own_cache, tmp_path):
     task, duration, samples, steps = ABSENT[case]
     recipe = {"version": 1, "name": "absent", "task": task}
     recipe["train"] = {"duration": duration, "batch": 64, "micro_batch": 16, "optim": {"lr": 1e3}}
@@ -62,43 +52,18 @@ def test_a_dry_run_needs_no_data(case, models, cache, tmp_path):
     assert steps is None or plan["flops"] == plan["flops_per_step"] * steps
 
 
-def test_a_wrong_option_ends_a_dry_run_all_the_same(models):
-    done = leansurgeon("retrain", models / "digits", "-r", "digits-vit", "--dry-run", "--set", "task.splitseed=3")
-    assert done.returncode == 2 and "splitseed" in done.stderr
-
-
-def test_an_evaluation_is_that_of_a_training_and_a_limit_cuts_epochs(models, cache, tmp_path):
+def test_an_evaluation_is_that_of_a_training_and_a_limit_cuts_epochs(models, own_cache, tmp_path):
     """--eval-only gives what the run calls `before`, and leaves no file."""
     words = ["retrain", models / "digits", "-r", "digits-vit", "--json", "--set", "train.eval.batch=100"]
     evaluated = json.loads(run_command(*words, "--eval-only").stdout)
     assert evaluated["samples"] == 360 and set(evaluated["metrics"]) == {"accuracy"}
-    assert [path.name for path in tmp_path.iterdir()] == ["cache"]
+    assert list(tmp_path.iterdir()) == []
     words += ["--set", "measure=null", "--set"]
     limits = ["train.duration=2ep", "--limit-batches", "2", "-o", tmp_path / "limited"]
     limited = json.loads(run_command(*words, *limits).stdout)
     assert limited["steps"] == 4 and limited["task"]["eval_samples"] == 200
     whole = json.loads(run_command(*words, "train.duration=1st", "-o", tmp_path / "whole").stdout)
     assert whole["before"]["loss"] == pytest.approx(evaluated["loss"], rel=1e-6)
-
-
-def _evaluate(model, folder) -> None:
-    """What each process of an evaluation does, for 360 digits in batches of 50."""
-    recipe = load_training("digits-vit", ["train.eval.batch=50"], transferred=False)
-    told = evaluate_model(recipe, model, cpu=True)._asdict()
-    (folder / f"told-{rank()}").write_text(json.dumps(told))
-
-
-def test_each_sample_counts_once_on_any_number_of_processes(models, tmp_path):
-    found = []
-    for count in (1, 3):
-        folder = tmp_path / str(count)
-        folder.mkdir()
-        assert cut.processes(count, _evaluate, models / "digits", folder) == [0] * count
-        found += [json.loads((folder / f"told-{rank}").read_text()) for rank in range(count)]
-    one, *others = found
-    for told in others:
-        assert told["samples"] == one["samples"] == 360 and told["metrics"] == one["metrics"]
-        assert told["loss"] == pytest.approx(one["loss"], abs=1e-6)
 
 
 @pytest.mark.slow

@@ -1,7 +1,5 @@
 """What a checkpoint brings with it: tokenizer, processor and precision are its own, whatever a recipe says."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -17,14 +15,12 @@ from tests.support.command_line import leansurgeon
 from tests.support.models import strangers
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("LEANSURGEON_CACHE", str(tmp_path / "cache"))
-
-
 @pytest.fixture
 def texts(tmp_path):
     return strangers.texts(tmp_path / "texts")
+
+
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def write_recipe(folder, **task):

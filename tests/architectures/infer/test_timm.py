@@ -1,7 +1,5 @@
 """Models of timm that nobody declared, inferred from the arguments of their constructors."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

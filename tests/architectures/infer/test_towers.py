@@ -9,9 +9,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from leansurgeon.architectures import infer
-from leansurgeon.architectures.infer.explore import build_small_config
-from leansurgeon.architectures.infer.library import Library, class_name, quietly, whole
 from leansurgeon.architectures.limits import clip_taps, follow_taps
 from leansurgeon.checkpoints.model import load
 from leansurgeon.checkpoints.source import open_source
@@ -75,7 +72,6 @@ def test_a_tower(name, tower, able):
         ("vision_feature_layer", -2, [0, 1, 3, 4], -2),
         ("vision_feature_layer", -2, [0, 1, 2, 3], -1),  # the last layer was not listened to
         ("vision_feature_layer", [1, -1], [0, 3], [1, -1]),
-        ("vision_feature_layer", 3, [0, 4], 1),
         ("deepstack_visual_indexes", [1, 2, 3], [1, 2, 3, 4], [0, 1, 2]),
         ("intermediate_layers_indices", [1, 3], [0, 1, 4], [1, 1]),
         ("deepstack_visual_indexes", [1, 2, 3], [0, 1, 3, 4], None),  # two of them behind one layer
@@ -118,21 +114,6 @@ def test_a_published_config_with_the_text_on_top(tmp_path):
     assert record.tower == "text"
     assert made["text_config"]["num_hidden_layers"] == 3 and "num_hidden_layers" not in made
     assert_kept(tmp_path / "source", tmp_path / "cut", "visual.")
-
-
-def test_the_proof_infers_nothing(tmp_path, monkeypatch):
-    """Neither the result nor, later on, who opens it: it is alike when it is made small."""
-    monkeypatch.setenv("LEANSURGEON_CACHE", str(tmp_path / "cache"))
-    with quietly():
-        config = whole({"model_type": "granite", "architectures": [class_name("granite")]})
-        library = Library.of(config)
-        deep = build_small_config(library, config) | {"num_hidden_layers": 8}
-        library.build(deep, 3).save_pretrained(tmp_path / "source")
-    opened = open_source(str(tmp_path / "source"))
-    monkeypatch.setattr("leansurgeon.architectures.infer.explore.explore", None)
-    cut(tmp_path / "source", tmp_path / "cut", check=True, layers="6")
-    infer._found.clear()
-    assert open_source(str(tmp_path / "cut")).architecture.evidence == opened.architecture.evidence
 
 
 @pytest.fixture(scope="module")

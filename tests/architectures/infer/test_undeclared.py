@@ -28,7 +28,7 @@ from leansurgeon.surgery.planning import plan
 from leansurgeon.surgery.requested_shape import RequestedShape
 from leansurgeon.surgery.shrink import DecidedCut, carry_out, decide
 from leansurgeon.surgery.undeclared import RandomModel, check_type
-from tests.support.models.undeclared import computed, parameters, reloaded, shrunk, small_model, without
+from tests.support.models.undeclared import computed, reloaded, shrunk, small_model, without
 
 HYBRID = {"num_hidden_layers": 5, "layer_types": ["mamba", "attention", "mamba", "attention", "mamba"]}
 
@@ -37,11 +37,8 @@ HYBRID = {"num_hidden_layers": 5, "layer_types": ["mamba", "attention", "mamba",
     ("model_type", "gone", "flags"),
     [
         ("granite", [0, 3], {}),
-        ("phi3", [0, 3], {}),  # stacks q, k and v, gate and up
-        ("deepseek_v3", [0, 3], {}),  # low-rank attention, the first layers without experts
-        ("qwen3_moe", [0, 3], {"mlp_only_layers": [1]}),  # experts apart in files, stacked in memory
-        ("granitemoehybrid", [2, 3], HYBRID),  # layers of two kinds
         ("gemma2", [0, 3], {}),  # heads that must divide the width; windows in turns
+        ("granitemoehybrid", [2, 3], HYBRID),  # layers of two kinds
     ],
 )
 def test_layers_and_heads(model_type, gone, flags, tmp_path):
@@ -56,26 +53,14 @@ def test_layers_and_heads(model_type, gone, flags, tmp_path):
     assert told["num_hidden_layers"] == 3 and told["num_attention_heads"] == 12
 
 
-@pytest.mark.parametrize("model_type", ["granite", "mixtral", "nomic_bert"])
-def test_mlp(model_type, tmp_path):
-    model, config = small_model(model_type, tmp_path / "source")
-    shrunk(tmp_path / "source", tmp_path / "wide", mlp_dim="144")
-    wide = reloaded(tmp_path / "wide", model)
-    assert torch.allclose(computed(wide, config), computed(model, config), atol=1e-5)
-    made = shrunk(tmp_path / "source", tmp_path / "narrow", mlp_dim="80")
-    assert parameters(reloaded(tmp_path / "narrow", model)) == made.parameters_after.total
-
-
 @pytest.mark.parametrize(
     ("model_type", "flags", "wanted", "reason"),
     [
         ("olmo2", {}, {"heads": "12"}, "over all heads"),
-        ("olmo3", {}, {"heads": "12"}, "over all heads"),
         ("diffllama", {}, {"heads": "12"}, "changes the output"),
         ("diffllama", {}, {"layers": "3"}, "differ by"),  # a number of every layer's own follows its place
         ("albert", {}, {"layers": "2"}, r"\bblocks\b"),
         ("swin", {}, {"layers": "1,1,3,1"}, r"4 stages differ in width.*timm/NAME"),
-        ("swinv2", {}, {"layers": "1,1,3,1"}, r"4 stages differ in width.*timm/NAME"),
     ],
 )
 def test_what_is_not_proven_is_refused(model_type, flags, wanted, reason, tmp_path):
@@ -83,16 +68,6 @@ def test_what_is_not_proven_is_refused(model_type, flags, wanted, reason, tmp_pa
     with pytest.raises(UnsupportedModel, match=reason) as caught:
         shrunk(tmp_path / "source", tmp_path / "cut", **wanted)
     assert not (tmp_path / "cut").exists() and str(caught.value)
-
-
-@pytest.mark.parametrize("name", ["gptj", "stablelm", "hubert", "whisper", "falcon?new_decoder_architecture=true"])
-def test_heads_where_the_library_derives_their_size(name):
-    """Rotary positions in a part of each head, shared keys, sound, two stacks, interleaved queries, keys and values:
-    twice the heads by the modelling file that travels, two layers fewer a stage, a wider MLP: as cut by hand.
-    """
-    row = check_type(name)
-    assert row.built and row.decoupled and not row.refused, row
-    assert row.difference < 3e-5
 
 
 def test_shared_blocks_are_refused():
@@ -117,6 +92,14 @@ def test_layers_that_take_turns_go_in_groups(tmp_path):
     ("name", "able"),
     [
         ("gpt_bigcode", "depth heads mlp_dim"),  # one key/value head for all, which no key of the config says
+        ("gptj", "depth heads mlp_dim"),  # the library derives the size of heads: a modelling file travels
+        ("stablelm", "depth heads mlp_dim"),
+        ("hubert", "depth heads mlp_dim"),
+        ("falcon?new_decoder_architecture=true", "depth heads mlp_dim"),
+        ("phi3", "depth heads mlp_dim"),  # stacks q, k and v, gate and up
+        ("deepseek_v3", "depth heads mlp_dim"),  # low-rank attention, the first layers without experts
+        ("mixtral", "depth heads mlp_dim"),  # experts apart in files, stacked in memory
+        ("nomic_bert", "depth heads mlp_dim"),
         ("inkling_text", "depth mlp_dim"),  # a name that stands for other sizes in other layers
         ("longt5", "depth heads mlp_dim"),  # one number of heads, and one of MLP units, for both stacks
         ("laguna", "depth mlp_dim"),  # a head_dim that is refused stays as it is
@@ -138,6 +121,14 @@ def test_what_may_change(name, able):
     row = check_type(name)
     assert row.built and row.right, row
     assert {kind for kind in ("depth", "heads", "mlp_dim") if row.can(kind)} == set(able.split()), row
+
+
+def test_a_result_of_one_layer_with_a_narrow_mlp_is_inferred_again(tmp_path):
+    small_model("granite", tmp_path / "source")
+    shrunk(tmp_path / "source", tmp_path / "cut", layers="1", mlp_dim="10")
+    result = open_source(str(tmp_path / "cut"))
+    assert (result.shape.depth, result.shape.stages[0].mlp_dim) == (1, 10)
+    assert result.architecture.name == "granite" and not result.architecture.refused
 
 
 def test_a_widened_model_is_saved_as_one(tmp_path):
@@ -242,54 +233,25 @@ def test_the_tower_that_was_changed_is_meant_later_on(tmp_path):
     assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
 
 
-@pytest.mark.parametrize("model_type", ["granite", "gemma2"])
-def test_a_result_of_one_layer(model_type, tmp_path):
-    model, config = small_model(model_type, tmp_path / "source")
-    shrunk(tmp_path / "source", tmp_path / "cut", layers="1")
-    by_hand = without(model, "model.layers", [1, 2, 3, 4], config)
-    assert torch.allclose(computed(reloaded(tmp_path / "cut", model), config), by_hand, atol=3e-5)
-    result = open_source(str(tmp_path / "cut"))
-    assert result.shape.depth == 1 and result.architecture.name == model_type
-
-
-def test_a_result_with_a_narrow_mlp(tmp_path):
-    small_model("granite", tmp_path / "source")
-    shrunk(tmp_path / "source", tmp_path / "cut", mlp_dim="10")
-    result = open_source(str(tmp_path / "cut"))
-    assert result.shape.stages[0].mlp_dim == 10 and not result.architecture.refused
-
-
 def noise(seed: int) -> list[dict[str, torch.Tensor]]:
     """Batches of ids."""
     ids = torch.randint(10, 70, (4, 8, 16), generator=torch.Generator().manual_seed(seed))
     return [{"input_ids": rows, "attention_mask": torch.ones_like(rows)} for rows in ids]
 
 
-@pytest.mark.parametrize(
-    ("model_type", "flags", "experts"),
-    [
-        ("mixtral", {}, True),  # experts apart in files, together in memory
-        pytest.param(
-            "qwen2_moe", {"intermediate_size": 64}, True, marks=pytest.mark.families
-        ),  # and one that all share
-        pytest.param("gptj", {}, False, marks=pytest.mark.families),  # attention and MLP side by side
-    ],
-)
-def test_calibrated(model_type, flags, experts, tmp_path):
+def test_calibrated(tmp_path):
     """Sample data chooses layers and refits; experts stay bit for bit as they are."""
-    small_model(model_type, tmp_path / "source", **flags)
+    small_model("mixtral", tmp_path / "source")
     data = Calibration("noise", "noise", "-", *(noise(seed) for seed in (1, 2, 3)))
     wanted, method = RequestedShape(layers="3"), Method(heal="closed")
     made = decide(plan(open_source(str(tmp_path / "source")), wanted, method=method, calibrated=True), data)
     carry_out(made, tmp_path / "cut", check=False)
     assert open_source(str(tmp_path / "cut")).shape.depth == len(made.plan.layers) == 3
-    assert not [name for name in made.edits if "experts." in name and "shared" not in name]
+    assert made.edits and not [name for name in made.edits if "experts." in name]
     before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("source", "cut"))
     first, kept = "model.layers.0.", f"model.layers.{made.plan.layers[0]}."
     names = [name for name in after if ".experts." in name and name.startswith(first)]
-    assert bool(names) is experts
-    assert made.edits or model_type == "qwen2_moe"  # of which no attention gained
-    assert all(torch.equal(after[name], before[name.replace(first, kept, 1)]) for name in names)
+    assert names and all(torch.equal(after[name], before[name.replace(first, kept, 1)]) for name in names)
 
 
 def test_the_variant_that_a_declaration_leaves_out_is_inferred():

@@ -1,7 +1,5 @@
 """What stands under `decided` in surgery.json: written as its readers know it, and read however odd it is."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

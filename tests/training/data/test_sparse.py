@@ -1,9 +1,5 @@
 """Sparse prediction of masked language models against the libraries' own dense forward pass and loss."""
 
-from __future__ import annotations
-
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
@@ -81,20 +77,17 @@ def test_loss_and_gradients_are_those_of_all_logits(name):
         torch.testing.assert_close(gradient, all_gradients[key], rtol=1e-4, atol=1e-6, msg=key)
 
 
-@pytest.mark.parametrize(("rows", "width", "share"), [(1, 2, 0.9), (4, 16, 0.05), (2, 9, 0.99), (3, 12, 0.5)])
+@pytest.mark.parametrize(("rows", "width", "share"), [(2, 2, 0.9), (4, 16, 0.05), (2, 9, 0.99)])
 def test_the_places_are_the_labels_and_one_more_that_is_none(rows, width, share):
     batch = hidden_batch(share, rows, width)
     labels, places = batch["labels"].flatten(), batch["_places"]
     scored = torch.nonzero(labels != -100).flatten()
     assert places[: len(scored)].tolist() == scored.tolist() and len(places) <= rows * width
     assert (labels[places[len(scored) :]] == -100).all()
-    if rows == 3:
-        batch["labels"][1] = -100  # a sample that was taken out counts nowhere
-    model = model_of("bert")
-    score, _ = score_with_gradients(model, batch)
-    every, _ = score_with_gradients(model, batch, sparse_prediction=False)
-    assert score.loss_sum.item() == pytest.approx(every.loss_sum.item(), rel=1e-5)
-    assert score.loss_count == every.loss_count
+    batch["labels"][0] = -100  # a sample that was taken out counts nowhere
+    scores = [score_with_gradients(model_of("bert"), batch, sparse_prediction=sparse)[0] for sparse in (True, False)]
+    assert scores[0].loss_sum.item() == pytest.approx(scores[1].loss_sum.item(), rel=1e-5)
+    assert scores[0].loss_count == scores[1].loss_count
 
 
 def test_batches_of_a_task_keep_their_length(tmp_path):
@@ -120,11 +113,3 @@ def test_only_what_is_computed_is_counted():
     few = preview.count_flops(Loaded(model), task, batch)
     left_out = 8 * 32 - len(batch["_places"])
     assert dense - few == pytest.approx(6 * 32 * 61 * left_out / 8)  # 2 FLOPs a weight, three times
-
-
-def test_other_models_and_other_tasks_stay_as_they_are():
-    model = build("gpt2")
-    assert objective.head_of(model) is None
-    task = SimpleNamespace(score=None, head="masked-lm")
-    scored = Objective(Loaded(model), task, Train.model_validate(TRAIN))
-    assert scored.as_model_takes(hidden_batch()).keys() == {"input_ids", "labels"}

@@ -1,7 +1,5 @@
 """Variables of a group that is not there: said at once, ended by a signal, and no business of one process."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

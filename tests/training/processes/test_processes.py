@@ -1,9 +1,6 @@
 """Processes that the command starts: they give what one gives, and one that fails is one sentence."""
 
-from __future__ import annotations
-
 import errno
-import json
 import os
 import pickle
 import re
@@ -33,26 +30,18 @@ def _be_worker(folder: str) -> None:
     sys.exit(worker.main(Path(folder)))
 
 
-def test_two_processes_give_the_losses_and_rates_of_one(tmp_path, monkeypatch):
+def test_two_workers_do_the_training_that_was_asked_for(tmp_path, monkeypatch):
     """The workers are forks here; how torch's launcher starts them is looked at below."""
-    conftest.build("vit", initializer_range=0.02).save_pretrained(tmp_path / "model")
-    sets = ["train.duration=4st", "train.log_every=1", "train.eval.every=2st", "train.eval.batch=90", "measure=null"]
-    wanted = load_training("digits-vit", sets)
+    conftest.build("vit", num_hidden_layers=1).save_pretrained(tmp_path / "model")
+    wanted = load_training("digits-vit", ["train.duration=2st", "train.seed=5", "measure=null"])
 
     def run_workers(count: int, command: list[str]) -> bool:
         return cut.processes(count, _be_worker, command[-1]) == [0] * count
 
     monkeypatch.setattr(launch, "run_workers", run_workers)
-    rows = []
-    for count in (1, 2):
-        run = tmp_path / str(count)
-        found = together.train_on(count, wanted, tmp_path / "model", run, cpu=True, say=lambda text: None)
-        assert found.world_size == count and found.steps == 4
-        rows.append([json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()])
-    for a, b in zip(*rows, strict=True):
-        assert [a.get(key) for key in ("step", "lr", "samples")] == [b.get(key) for key in ("step", "lr", "samples")]
-        assert a["loss"] == pytest.approx(b["loss"], abs=1e-5)
-        assert a.get("grad_norm") == pytest.approx(b.get("grad_norm"), abs=1e-5)
+    found = together.train_on(2, wanted, tmp_path / "model", tmp_path / "run", cpu=True, say=lambda text: None)
+    assert (found.world_size, found.steps, found.seed) == (2, 2, 5)
+    assert (tmp_path / "run" / "model" / "model.safetensors").is_file()
 
 
 def test_a_failed_worker_is_one_sentence_with_its_exit_code(tmp_path):
@@ -75,7 +64,6 @@ ERRORS = {
     "a refused request": errors.UsageError("No.", "Yes."),
     "a class of a room": DamagedRecord("It is damaged."),
     "a full disk": OSError(errno.ENOSPC, "No space left on device"),
-    "divergence": errors.Diverged("nan"),
 }
 
 

@@ -1,7 +1,5 @@
 """A signal ends what is done also where errors are expected."""
 
-from __future__ import annotations
-
 import os
 import signal
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Two processes whose clocks disagree: what the clock decides is decided by that of the first, for both."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

@@ -1,7 +1,5 @@
 """Recipes: what YAML makes of them, and that every mistake is one sentence with file, line and key."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
@@ -81,7 +79,6 @@ def test_set_changes_one_key(tmp_path):
         ("batch: 64", "batch: 0", 6, r"`train\.batch`: .*\b1\b.*\b0\b"),
         ("batch: 64", "batch: many", 6, r"`train\.batch`: .*'many'"),
         ("2ep", "2 fortnights", 5, r"`train\.duration`: .*\b30ep\b.*\b5000st\b"),
-        ("duration: 2ep", "drop: 2", 5, r"\bunknown key `train\.drop`"),
         ("  duration: 2ep\n", "", 4, r"`train\.duration`.*\bmissing\b"),
         ("warmup: 0.1", "warmup: 1.5", 11, r"\bwarmup\b.*\b1\b.*\b0\.1\b"),
         ("version: 1", "version: 7", 1, r"`version`: .*\b1\b.*\b7\b"),
@@ -105,7 +102,6 @@ def test_a_mistake_is_one_sentence_with_file_line_and_key(tmp_path, old, new, li
         ("heads: 2x", "haeds: 2x", 9, r"`arms\.lean\.haeds`.*'heads'"),
         ("control_of: lean", "control_of: laen", 7, r"'lean-twin'|'laen'"),
         ("control_of: lean", "control_of: lean, heads: 4", 7, r"\bcontrol\b.*'lean'"),
-        ("retrain: {optim: {lr", "retrain: {optim: {rl", 6, r"`retrain\.optim\.rl`"),
         ("retrain: {optim: {lr: 1e-3", "retrain: {optim: {lr: -1", 6, r"`retrain\.optim\.lr`"),
         ("source: digits-vit", "sauce: digits-vit", 3, r"`sauce`.*'source'"),
     ],
@@ -120,12 +116,10 @@ def test_mistakes_in_experiments(tmp_path, old, new, line, words):
     ("text", "words"),
     [
         ("train.optim.lrr=1", r"--set train\.optim\.lrr=1: .*`train\.optim\.lrr`.*'lr'"),
-        ("train.seed=99999999999999999999", r"--set train\.seed=.*`train\.seed`"),
         ("train.seed=-1", r"--set train\.seed=-1: `train\.seed`"),
         ("train.optim.lr=fast", r"--set train\.optim\.lr=fast: `train\.optim\.lr`: .*\bnumber\b"),
         ("optim.lr=1e-3", r"--set optim\.lr=1e-3: .*'train\.optim\.lr'"),
         ("train.batch", r"--set train\.batch: .*\bkey\.key=value\b"),
-        ("train.batch=[1", r"--set train\.batch=\[1\b.*\bYAML\b"),
     ],
 )
 def test_mistakes_in_set(tmp_path, text, words):

@@ -1,7 +1,5 @@
 """What a training leaves is a plain model: after DDP, FSDP2, compilation, averaging and all of them together."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

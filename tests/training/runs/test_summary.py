@@ -1,7 +1,5 @@
 """summary.json: one form, read as it was written; odd values are gaps, what is none is refused by name."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -68,7 +66,7 @@ def test_a_file_of_an_earlier_version_loses_nothing():
         assert value.items() <= after[key].items() if key in parts else value == after[key], key
 
 
-@pytest.mark.parametrize("odd", [None, "x", [], [1], {}, True, float("nan"), float("inf"), 10**400])
+@pytest.mark.parametrize("odd", [None, "x", [1], {}, True, float("nan"), 10**400])
 def test_odd_values_are_gaps(odd):
     keys = (
         "final",

@@ -1,12 +1,13 @@
 """What is counted on the way goes on after an interruption, and is judged by the metric."""
 
-from __future__ import annotations
+from functools import partial
 
 import pytest
+import torch
 
 from leansurgeon.errors import Stopped
 from leansurgeon.tasks.base import Metric
-from leansurgeon.training import evaluator
+from leansurgeon.training import distributed, evaluator
 from leansurgeon.training.optimizer import Trainer
 from leansurgeon.training.recipe.schema import EarlyStopping
 from leansurgeon.training.runs import checkpoint
@@ -22,6 +23,7 @@ def interrupt(folder, batch: int, **settings) -> None:
 
 GOES_ON = {
     "lamb": ({"optim": {"name": "lamb", "lr": 1e-2}}, 4 * 9),  # counts its steps for a whole group
+    "half precision": ({"precision": "fp16"}, 4 * 9),
     "ramp": ({"batch_ramp": {"start": 4, "until": 0.75}, "mixup": 0.0, "cutmix": 0.0}, 9),
     # The first evaluation is the best; without what was counted before, two more would be waited for.
     "patience": (
@@ -37,7 +39,11 @@ GOES_ON = {
 
 
 @pytest.mark.parametrize("case", GOES_ON)
-def test_what_was_counted_goes_on(case, tmp_path):
+def test_what_was_counted_goes_on(case, tmp_path, monkeypatch):
+    """The scale of half precision has to come down at the start and rises every second step: no two steps share it."""
+    if case == "half precision":
+        scaler = partial(torch.amp.GradScaler, "cpu", init_scale=2.0**20, growth_interval=2)
+        monkeypatch.setattr(distributed, "make_scaler", lambda *_: scaler())
     settings, batch = GOES_ON[case]
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     summary = cut.run(whole, **settings)

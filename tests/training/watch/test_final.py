@@ -1,7 +1,5 @@
 """The summary stands before anything is measured; measures are bounded, and the first Ctrl-C ends them."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -8,8 +8,6 @@ One wait is not ours: an eager transformers model that is given an attention mas
 all ones (`padding_mask.all()` in its masking_utils); compiled it does not.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

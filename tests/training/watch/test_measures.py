@@ -1,7 +1,5 @@
 """Measuring on the way: rows when they are due, no trace in the training, and the same rows after a resume."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -17,20 +15,13 @@ from leansurgeon.measure.heads.judge import HeadScorer, Labelled
 from leansurgeon.measure.heads.sites import sites
 from leansurgeon.measure.kappa import blocks as kappa
 from leansurgeon.training.loop import train
+from leansurgeon.training.optimizer import Trainer
 from leansurgeon.training.recipe import reading
 from leansurgeon.training.recipe.schema import TrainingRecipe
 from tests import conftest
 
 KAPPA = {"kappa": {"samples": 8, "every": "3st", "probes": 4}}
 HEADS = {"heads": {"samples": 8, "every": "4st", "steps": 2}}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +62,7 @@ def measured(model, digits, tmp_path_factory):
     return *run(folder, model, digits, KAPPA | HEADS), folder
 
 
-def test_a_training_is_the_same_to_the_last_bit_with_and_without(measured, model, digits, tmp_path) -> None:
+def test_a_training_is_the_same_to_the_last_bit_with_and_without(measured, model, digits, tmp_path):
     summary, rows, folder = measured
     plain, told = run(tmp_path / "run", model, digits, {"kappa": None})
     assert of(rows, "train", "eval") == told
@@ -80,7 +71,7 @@ def test_a_training_is_the_same_to_the_last_bit_with_and_without(measured, model
     assert one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
 
 
-def test_rows_come_at_the_start_when_due_and_at_the_end(measured) -> None:
+def test_rows_come_at_the_start_when_due_and_at_the_end(measured):
     summary, rows, _ = measured
     kappas, heads = of(rows, "kappa"), of(rows, "heads")
     assert [row["step"] for row in kappas] == [0, 3, 6, 8]
@@ -93,7 +84,7 @@ def test_rows_come_at_the_start_when_due_and_at_the_end(measured) -> None:
     assert len({row["layers"][0]["median"] for row in kappas}) == 4  # training moves it
 
 
-def test_rows_are_what_measuring_the_saved_models_gives(measured, model, digits) -> None:
+def test_rows_are_what_measuring_the_saved_models_gives(measured, model, digits):
     """The first row against the model that the training began with, the last against the one that it left."""
     _, rows, folder = measured
     batch = digits.batch("eval", inner(360, 8), seed=0, epoch=0)  # spread over the split
@@ -103,7 +94,7 @@ def test_rows_are_what_measuring_the_saved_models_gives(measured, model, digits)
         assert medians[0] == pytest.approx(medians[1], rel=1e-5)
 
 
-def test_heads_are_ranked_on_training_samples_and_scored_on_others(measured, model, digits) -> None:
+def test_heads_are_ranked_on_training_samples_and_scored_on_others(measured, model, digits):
     loaded = load(model)
     judge, places = Labelled(loaded, digits), sites(loaded)
     fit, judged = (digits.batch(split, inner(digits.size(split), 8), seed=0, epoch=0) for split in ("train", "eval"))
@@ -113,29 +104,19 @@ def test_heads_are_ranked_on_training_samples_and_scored_on_others(measured, mod
     assert first["curve"][0]["loss"] == pytest.approx(HeadScorer(judge, places, [judged]).whole.loss, rel=1e-4)
 
 
-class Interrupted:
-    """The task, until so many training batches were asked for."""
-
-    def __init__(self, task, batches: int) -> None:
-        self.__dict__.update(task=task, left=batches)
-
-    def __getattr__(self, name):
-        return getattr(self.__dict__["task"], name)
-
-    def batch(self, split, indices, *, seed, epoch):
-        if split == "train":
-            self.__dict__["left"] -= 1
-            if self.left < 0:
-                raise ZeroDivisionError
-        return self.task.batch(split, indices, seed=seed, epoch=epoch)
-
-
 @pytest.mark.parametrize("batches", [5, 7], ids=["before-a-row", "after-a-row"])
-def test_a_resumed_training_has_the_same_rows(batches, measured, model, digits, tmp_path) -> None:
-    """Interrupted behind step 4 or 6; the checkpoint is that of step 3 or 6, the rows of which stand already."""
-    every = {"checkpoint": {"every": "3st"}}
-    with pytest.raises(ZeroDivisionError):
-        run(tmp_path / "run", model, Interrupted(digits, batches), KAPPA, **every)
+def test_a_resumed_training_has_the_same_rows(batches, measured, model, digits, tmp_path, monkeypatch):
+    """Interrupted behind step 5 or 7; the checkpoint is that of step 3 or 6, the rows of which stand already."""
+    every, real = {"checkpoint": {"every": "3st"}}, Trainer.step
+
+    def step(self, at, given):
+        if at == batches:
+            raise ZeroDivisionError
+        return real(self, at, given)
+
+    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr(Trainer, "step", step)
+        run(tmp_path / "run", model, digits, KAPPA, **every)
     assert not (tmp_path / "run" / "summary.json").exists()
     summary, rows = run(tmp_path / "run", model, digits, KAPPA, resume="auto", **every)
     assert rows == of(measured[1], "train", "eval", "kappa")
@@ -143,7 +124,7 @@ def test_a_resumed_training_has_the_same_rows(batches, measured, model, digits, 
     assert summary["kappa"] == measured[0]["kappa"]
 
 
-def test_what_is_measured_survives_writing_and_reading_and_comes_by_epochs_or_steps(tmp_path) -> None:
+def test_what_is_measured_survives_writing_and_reading_and_comes_by_epochs_or_steps(tmp_path):
     path = tmp_path / "r.yaml"
     for measure in ({"kappa": None} | HEADS, KAPPA):
         path.write_text(reading.dump(recipe(measure)))

@@ -1,7 +1,5 @@
 """Memory that runs out is exit code 4 wherever it does, and the run folder is let go."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

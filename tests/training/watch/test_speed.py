@@ -1,7 +1,5 @@
 """Step time, throughput, data wait and ETA under a clock that only the test moves."""
 
-from __future__ import annotations
-
 import random
 import statistics
 
@@ -15,7 +13,7 @@ from tests.support.training_standin import StandIn, WordModel, Words, trained
 FETCH, FORWARD, SCORE = 0.25, 0.75, 0.5  # seconds of a training batch, of its forward pass, of an evaluation batch
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_the_median_step_is_that_of_all_steps(seed):
     draw = random.Random(seed)
     windows = [(float(draw.randint(1, 7)), draw.random()) for _ in range(draw.randint(1, 9))]
@@ -59,10 +57,8 @@ def test_every_figure_of_speed_is_what_the_clock_says(clock, tmp_path, monkeypat
     assert summary["step_ms"] == pytest.approx(1000 * step) and summary["data_wait"] == pytest.approx(0.25)
     assert summary["throughput"] == pytest.approx(16 * 8 / step) and summary["throughput_unit"] == "tokens/s"
     of_steps = [row for row in rows if row["type"] == "train"]
-    assert [row["step_ms"] for row in of_steps] == [2000.0] * 4
-    assert [row["data_wait"] for row in of_steps] == [0.25] * 4
-    assert [figures["rate"] for figures in shown] == pytest.approx([16 * 8 / step] * 4)
-    assert [figures["waiting"] for figures in shown] == pytest.approx([0.25] * 4)
+    assert [(row["step_ms"], row["data_wait"]) for row in of_steps] == [(2000.0, 0.25)] * 4
+    assert shown[0]["rate"] == pytest.approx(16 * 8 / step) and shown[0]["waiting"] == pytest.approx(0.25)
     # What an evaluation takes is known from the fourth step's on; then the last one is left.
     assert [figures["done"] for figures in shown] == [2, 4, 6, 8]
     assert [figures["eta"] for figures in shown] == pytest.approx([6 * step, 4 * step, 2 * step + evaluation, 0.0])

@@ -1,7 +1,5 @@
 """Trackers besides metrics.jsonl: what they are told, and what is said where one is not installed."""
 
-from __future__ import annotations
-
 import pytest
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
