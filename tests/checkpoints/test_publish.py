@@ -1,12 +1,14 @@
 """Nothing is replaced that came into being meanwhile, a writer holds its name, and the dead leave nothing for long."""
 
 import json
+import multiprocessing
 import os
 import signal
 import stat
 import subprocess
 import sys
 import tempfile
+import time
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -285,3 +287,51 @@ def test_modes_are_those_of_the_umask(mask, tmp_path):
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "out" / "surgery.json").stat().st_mode) == 0o666 & ~mask
+
+
+DIES = """
+import os, signal, sys
+from leansurgeon.checkpoints.publish import durable
+os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+durable.write_durably(__import__("pathlib").Path(sys.argv[1]) / "summary.json", "text")
+"""
+
+
+def test_a_file_is_whole_or_absent_and_the_half_one_is_known_as_dead(tmp_path):
+    (tmp_path / "summary.json").write_text("old")
+    done = subprocess.run([sys.executable, "-c", DIES, str(tmp_path)])
+    assert done.returncode == -signal.SIGKILL and len(names(tmp_path)) == 2
+    assert (tmp_path / "summary.json").read_text() == "old"
+    write_durably(tmp_path / "summary.json", "new")
+    assert names(tmp_path) == ["summary.json"] and (tmp_path / "summary.json").read_text() == "new"
+
+
+def _write(out: str, start: float, answers) -> None:
+    time.sleep(max(0.0, start - time.time()))
+    try:
+        with output_folder(Path(out)) as aside:
+            fill(aside, str(os.getpid()))
+            time.sleep(0.05)
+        answers.put((os.getpid(), "won"))
+    except UsageError as error:
+        answers.put((os.getpid(), error.message))
+
+
+@pytest.mark.parametrize("locks", [True, False], ids=["claim", "rename alone"])
+def test_of_several_at_once_one_wins(locks, tmp_path, monkeypatch):
+    """Also where claims fail altogether, the rename decides."""
+    if not locks:
+        monkeypatch.setattr(durable, "take_claim", lambda file, path: os.open(tmp_path, os.O_RDONLY))
+    context = multiprocessing.get_context("fork")
+    for turn in range(3):
+        answers, out = context.Queue(), tmp_path / f"out{turn}"
+        at = time.time() + 0.1
+        jobs = [context.Process(target=_write, args=(str(out), at, answers)) for _ in range(4)]
+        for job in jobs:
+            job.start()
+        said = [answers.get(timeout=30) for _ in jobs]
+        for job in jobs:
+            job.join()
+        winners = [pid for pid, word in said if word == "won"]
+        assert len(winners) == 1 and (out / "surgery.json").read_text() == str(winners[0]), said
+    assert names(tmp_path) == [f"out{turn}" for turn in range(3)]

@@ -187,3 +187,24 @@ def test_force_deletes_no_folder_of_somebody_else(tmp_path):
     with pytest.raises(LeanSurgeonError, match="will not delete"), output_folder(project, force=True):
         pass
     assert (project / "config.json").exists()
+
+
+def test_an_output_folder_is_absent_or_complete(tmp_path):
+    def write(name: str, text: str, **how: bool) -> None:
+        with output_folder(tmp_path / name, **how) as aside:
+            (aside / "surgery.json").write_text('{"source": {"name": "x"}, "files": ["surgery.json", "config.json"]}')
+            (aside / "config.json").write_text(text)
+
+    write("out", "{}")
+    with pytest.raises(LeanSurgeonError, match="exists already"):
+        write("out", "new")
+    write("out", "new", force=True)
+    assert (tmp_path / "out/config.json").read_text() == "new"
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+    (tmp_path / "out/thesis.txt").write_text("x")
+    with pytest.raises(LeanSurgeonError, match=r"thesis\.txt"):
+        write("out", "newer", force=True)
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project/config.json").write_text("{}")
+    with pytest.raises(LeanSurgeonError, match="will not delete"):
+        write("project", "new", force=True)

@@ -5,11 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from sklearn.linear_model import Ridge
 
 from leansurgeon.shape import Stage
 from leansurgeon.surgery import split_heads
 from leansurgeon.surgery.canonical import Attention
-from leansurgeon.surgery.split_factors import Torch, score_moments
+from leansurgeon.surgery.split_factors import Torch, refit_output, score_moments
 
 
 def attention(heads: int, head_dim: int, width: int, *, bias: bool = True, rank: int = 0) -> Attention:
@@ -179,3 +180,17 @@ def test_a_refit_that_does_not_help_is_kept_out():
     new, numbers = divided(old, x, [None] * 5, stage(4, 4, 20), targets_BTW=targets)
     assert numbers.refitted is False and numbers.error_refit > numbers.error_split
     assert np.array_equal(np.sort(new.o.ravel()), np.sort(old.o.ravel()))
+
+
+def test_refit_is_ridge_regression() -> None:
+    """Against scikit-learn's Ridge on what is missing."""
+    old = attention(2, 4, 10)
+    run, x = runner(old), torch.cat(coloured(3, 4, 9, 10))
+    target = torch.randn(12, 9, 10, generator=torch.Generator().manual_seed(0))
+    new = refit_output(old, run, x.split(4), target.split(4).__getitem__, every(x).split(4), [0, 1, 2], 0.1)
+    context = run.context(x, every(x)).flatten(0, 1).double().numpy()
+    missing = (target - run.output(x, every(x))).flatten(0, 1).double().numpy()
+    # Ours leaves the bias unpenalised, as theirs does by centring.
+    theirs = Ridge(alpha=0.1 * np.square(context).sum(0).mean()).fit(context, missing)
+    assert np.allclose((new.o - old.o).reshape(10, -1), theirs.coef_, atol=1e-4)
+    assert np.allclose(new.o_bias - old.o_bias, theirs.intercept_, atol=1e-4)

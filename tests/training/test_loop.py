@@ -120,3 +120,12 @@ def test_a_training_that_is_refused_leaves_no_folder(tmp_path):
 )
 def test_a_training_that_ended_too_early_is_known_by_its_losses(curve, falls):
     assert evaluator.still_falling(curve) is falls
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_accumulation_changes_nothing_though_token_counts_differ(tmp_path, precision):
+    tolerance = 1e-5 if precision == "fp32" else 3e-2
+    _, whole = trained(tmp_path / "whole", precision=precision)
+    _, parts = trained(tmp_path / "parts", precision=precision, micro_batch=4)
+    for kind in ("train", "eval"):
+        assert losses(parts, kind) == pytest.approx(losses(whole, kind), abs=tolerance)

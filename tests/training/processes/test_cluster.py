@@ -1,5 +1,7 @@
 """Several nodes: torchrun, two rendezvous on this machine, and the Slurm example with a stand-in for Slurm."""
 
+from __future__ import annotations
+
 import json
 import os
 import re
@@ -15,7 +17,7 @@ import pytest
 from leansurgeon.cli.main import is_mine_to_say
 from leansurgeon.errors import Diverged, LeanSurgeonError, OutOfMemory, Stopped, UsageError
 from leansurgeon.training.processes import launch
-from leansurgeon.training.processes.agree import LostProcesses
+from leansurgeon.training.processes.agree import LostProcesses, explain_lost_processes
 from tests import conftest
 from tests.support import training_interrupted as cut
 from tests.support.patience import working_until
@@ -51,6 +53,27 @@ def losses(run: Path) -> dict[int, float]:
     """Of every logged step."""
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return {row["step"]: row["loss"] for row in rows if row["type"] == "train"}
+
+
+@pytest.mark.slow
+def test_torchrun_on_one_machine_and_on_two_nodes_trains_the_same(start, tmp_path, environment):
+    """One torchrun with two processes, and two torchruns with one each that meet; one of them speaks."""
+    command = ["-m", "leansurgeon", "retrain", start, "-r", "digits-vit", *SHORT, "--json", "-o"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run"]
+    one = subprocess.run(
+        [*torchrun, "--standalone", "--nproc-per-node", "2", *command, tmp_path / "one"],
+        capture_output=True, text=True, timeout=600, env=environment | {"ACCELERATE_MIXED_PRECISION": "fp16"},
+    )  # fmt: skip
+    assert one.returncode == 0, one.stderr
+    summary = json.loads(one.stdout)  # one document, though there are two processes
+    assert summary["world_size"] == 2 and summary["steps"] == 150
+    assert one.stderr.count("ACCELERATE_MIXED_PRECISION") == 1
+    assert one.stderr.count("done in") == 1
+    meet = ["--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-id", "7"]
+    meet += ["--rdzv-endpoint", f"127.0.0.1:{free_port()}"]
+    nodes = [subprocess.Popen([*torchrun, *meet, *command, tmp_path / "two"], env=environment) for _ in range(2)]
+    assert [node.wait(600) for node in nodes] == [0, 0]
+    assert losses(tmp_path / "one") == losses(tmp_path / "two")
 
 
 SRUN = """#!/bin/bash
@@ -161,3 +184,9 @@ def test_who_says_an_error(error, expected, monkeypatch):
         monkeypatch.setenv("RANK", rank)
         monkeypatch.setenv("LOCAL_RANK", local)
         assert is_mine_to_say(error) is says
+
+
+def test_losing_another_process_is_one_sentence():
+    gloo = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1234"
+    assert isinstance(explain_lost_processes(RuntimeError(gloo)), LostProcesses)
+    assert explain_lost_processes(RuntimeError("shapes differ")) is None
