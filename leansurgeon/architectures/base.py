@@ -47,7 +47,6 @@ from leansurgeon.architectures.tensors import (
     count_parameters,
     exact_ratio,
     exists,
-    fill,
     is_count,
     like,
     read_key,
@@ -183,7 +182,8 @@ class Architecture:
         if self.stages:
             return self.stages[stage]
         paths = (self.projection,) if isinstance(self.projection, str) else self.projection
-        return Blocks(fill(self.layer, stage), self.block, tuple(fill(path, stage) for path in paths))
+        layer, *paths = (path.replace("{s}", str(stage)) for path in (self.layer, *paths))
+        return Blocks(layer, self.block, tuple(paths))
 
     def shape(self, config: Config) -> Shape:
         """Return the shape that a config describes, with one stage unless its depth is a list."""
@@ -221,7 +221,15 @@ class Architecture:
         several = isinstance(c.get(self.keys.depth), list | tuple)
         lists = self.lists(config)  # written in full, even if left to a rule, which would be wrong for the kept layers
         for stage in shape.stages:
-            self._check_heads(stage)
+            if self.keys.head_dim:
+                if self.heads_divide_width and stage.width % stage.heads:
+                    near = divisors_near(stage.width, stage.heads)
+                    raise UsageError(
+                        f"{stage.width} is not divisible by {stage.heads} heads, and transformers refuses such a "
+                        f"{self.name} config; nearest: {near}."
+                    )
+            elif not self._natural(stage):
+                raise UsageError(self.why_not_decoupled(stage))
         parts = [(self.keys, shape, several)]
         if apart:
             parts = [(keys, Shape((stage,)), False) for keys, stage in zip(apart, shape.stages, strict=True)]
@@ -271,17 +279,6 @@ class Architecture:
                 f"{self.name} fixes the MLP at {keys.mlp_default} x width; its config cannot hold {stage.mlp_dim}."
             )
         return config
-
-    def _check_heads(self, stage: Stage) -> None:
-        if self.keys.head_dim:
-            if self.heads_divide_width and stage.width % stage.heads:
-                near = divisors_near(stage.width, stage.heads)
-                raise UsageError(
-                    f"{stage.width} is not divisible by {stage.heads} heads, and transformers refuses such a "
-                    f"{self.name} config; nearest: {near}."
-                )
-        elif not self._natural(stage):
-            raise UsageError(self.why_not_decoupled(stage))
 
     def _natural(self, stage: Stage) -> bool:
         """Return whether the library itself would derive this head_dim."""

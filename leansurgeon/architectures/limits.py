@@ -26,7 +26,7 @@ BY_LAYER = "per_layer_config"  # settings of single layers, by layer index
 def check_allowed(name: str, refused: Mapping[str, str], now: Shape, shape: Shape) -> None:
     """Raise `UnsupportedModel` if a number changes that must not, with the reason and with what may change."""
     for kind, reason in refused.items():
-        pairs = [(a, b) for a, b in zip(now.stages, shape.stages, strict=True)]
+        pairs = zip(now.stages, shape.stages, strict=True)
         if any(getattr(a, number) != getattr(b, number) for a, b in pairs for number in NUMBERS[kind]):
             able = " and ".join(text for other, text in CAN.items() if other not in refused)
             raise UnsupportedModel(

@@ -173,11 +173,6 @@ def sizes_of(axes: Iterable[str], dims: Mapping[str, int]) -> tuple[int, ...]:
         ) from None
 
 
-def fill(pattern: str, stage: int) -> str:
-    """Insert the number of the stage into a pattern; `{i}` stays."""
-    return pattern.replace("{s}", str(stage))
-
-
 def layer_number_pattern(layer: str) -> re.Pattern[str]:
     """Return a regular expression for the layer prefix of a tensor name, with the layer number as first group."""
     return re.compile(re.escape(layer).replace(r"\{i\}", r"(\d+)"))

@@ -18,7 +18,6 @@ Shape letter: D head_dim.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,7 @@ import numpy as np
 from leansurgeon.architectures.tensors import QK_NORMS
 from leansurgeon.checkpoints.reshaped import Reshaped
 from leansurgeon.checkpoints.source import Source
-from leansurgeon.checkpoints.weights import Arrays, TensorOut
+from leansurgeon.checkpoints.weights import Arrays, TensorOut, from_float32
 from leansurgeon.errors import Diverged
 from leansurgeon.measure.kappa.basis import Pair, balance
 from leansurgeon.reading.jsonfile import JsonObject
@@ -134,4 +133,9 @@ def balance_tensors(target: Reshaped, outs: list[TensorOut], record: dict[str, A
         return pack(attention, specs)
 
     new = LayerTensors(of_attention(target.specs), balance_layer)
-    return [replace(out, entry=None, make=partial(new.stored, out)) if out.name in new else out for out in outs]
+    return [
+        replace(out, entry=None, make=lambda out=out: from_float32(new[out.name], out.dtype))
+        if out.name in new
+        else out
+        for out in outs
+    ]

@@ -54,15 +54,10 @@ def cost(plan: Plan, way: Candidate, effort: Effort, share: float = 1.0) -> floa
         elif begun:
             projections = 1 + effort.attentions if way.attention and new.changed else 1
             total += goes_on + (projections * refit if refits else guard)
-            total += cost_of_rebuild(plan, new.kept, fit, looks + fit + guard)
+            (before, after), trim = stages_of(plan, new.kept), looks + fit + guard
+            heads = fit if divides_heads(plan, new.kept) else trim if after.heads < before.heads else 0.0
+            total += heads + (trim if after.mlp_dim < before.mlp_dim else 0.0)
     return total
-
-
-def cost_of_rebuild(plan: Plan, layer: int, split: float, trim: float) -> float:
-    """Block-tokens of trimming or splitting a kept source layer, where either takes so many."""
-    before, after = stages_of(plan, layer)
-    heads = split if divides_heads(plan, layer) else trim if after.heads < before.heads else 0.0
-    return heads + (trim if after.mlp_dim < before.mlp_dim else 0.0)
 
 
 def fitting(costs: Sequence[float], room: float) -> list[int]:

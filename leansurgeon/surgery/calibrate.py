@@ -25,7 +25,6 @@ from torch import Tensor
 from leansurgeon.checkpoints.blockwise.stream import Stream
 from leansurgeon.checkpoints.recorded.decided import Decisions, GuardScore, Healing, Tried
 from leansurgeon.checkpoints.recorded.part import plain
-from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UsageError
 from leansurgeon.measure.costs.precision import full_fp32
 from leansurgeon.measure.data.batches import tokens_of
@@ -80,7 +79,18 @@ def calibrate(
         say(forecast.forecast_cost(context).describe(context.source.name))
         chosen, evidence = contest(context)
         whole, (best, *others) = SampleView.of(calibration, None), chosen
-        winner, score, teacher = compete(context, whole, [*ways_of(context, best), *others], "refitting layers")
+        ways = [best]
+        # In a post-norm model only layers that replace dropped ones are refitted.
+        if context.heals and context.source.architecture.norm == "pre":
+            attention = replace(best, attention=True)
+            ways.append(attention)
+            # Refitting later layers costs most, so it is tried only together with the attention at the cuts, which each
+            # block's guard samples accept or reject. A local fit achieves the same and more. Where the plan changes all
+            # layers, all are healed anyway.
+            grows = context.method.grows and best.kept != tuple(range(plan.before.depth))
+            if not (grows or all(is_near(plan, i) for i in best.kept)):
+                ways.append(replace(attention, later=True))
+        winner, score, teacher = compete(context, whole, [*ways, *others], "refitting layers")
         local = None
         if winner.marks:
             spent = context.passes()
@@ -123,22 +133,16 @@ def contest(context: CalibrationContext) -> tuple[list[Candidate], JsonObject]:
         students, teacher = run_candidates(context, part, chosen, f"trying {len(chosen)} sets of layers")
         room = after_trial(context, chosen)
         chosen = finalists(race(context, part, students, teacher, room), context.breaks_pattern)
-        chosen += best_of_stages(context)
+        scores = {one.kept: one.score.judged_by for one in context.tried if one.criterion.startswith("block")}
+        losing = [a.depth > b.depth for a, b in zip(context.plan.before.stages, context.plan.after.stages, strict=True)]
+        if sum(losing) > 1 and scores:  # the best block of each stage, if together they have not been tried yet
+            kept = choose_layers.combine_stages(context.plan.before.spans, scores)
+            known = any(one.kept == kept for one in context.tried)
+            if not (known or drop_layers.explain_misplaced(context.source, kept)):
+                chosen.append(Candidate(kept, "block of every stage"))
     contested = {"chosen": plain(chosen), "evidence": evidence, "tried": plain(context.tried)}
     context.keep(CHOICE, {}, contested | {"held_back": context.held_back})
     return chosen, evidence
-
-
-def best_of_stages(context: CalibrationContext) -> list[Candidate]:
-    """If several stages lose layers, combine the best block of each into a candidate that has not been tried yet."""
-    scores = {one.kept: one.score.judged_by for one in context.tried if one.criterion.startswith("block")}
-    losing = [a.depth > b.depth for a, b in zip(context.plan.before.stages, context.plan.after.stages, strict=True)]
-    if sum(losing) < 2 or not scores:
-        return []
-    kept = choose_layers.combine_stages(context.plan.before.spans, scores)
-    known = any(one.kept == kept for one in context.tried)
-    misplaced = known or drop_layers.explain_misplaced(context.source, kept)
-    return [] if misplaced else [Candidate(kept, "block of every stage")]
 
 
 def after_trial(context: CalibrationContext, chosen: Sequence[Candidate]) -> float:
@@ -210,39 +214,21 @@ def list_candidates(
             sets["pattern"] = context.pattern.near(near, before.depth)
     else:
         sets = {criterion: sets[criterion]}
-    every = [
-        candidate
-        for candidate in of_every_kind(context.source, sets)
-        if not (candidate.criterion.startswith("pattern") and context.breaks_pattern(candidate.kept))
-        and not drop_layers.explain_misplaced(context.source, candidate.kept)
-    ]
-    if not every:
-        raise UsageError(f"Layers cannot be chosen by '{criterion}' here.", "Use --method auto.")
-    return every, evidence.as_dict()
-
-
-def of_every_kind(source: Source, sets: Mapping[str, tuple[int, ...] | None]) -> list[Candidate]:
-    """Return each distinct set of layers as a candidate, with one layer of every kind where possible."""
-    kinds, by_layers = drop_layers.kinds_of(source), {}
-    for name, listed in sets.items():
+    kinds, by_layers = drop_layers.kinds_of(context.source), {}
+    for name, listed in sets.items():  # each distinct set once, with one layer of every kind where possible
         if listed:
             kept = drop_layers.with_every_kind(kinds, listed)
             named = name if kept == listed else name + drop_layers.OF_EVERY_KIND
             by_layers.setdefault(kept, Candidate(kept, named))
-    return list(by_layers.values())
-
-
-def ways_of(context: CalibrationContext, best: Candidate) -> list[Candidate]:
-    """Return the ways of healing to try. In a post-norm model only layers that replace dropped ones are refitted."""
-    if not context.heals or context.source.architecture.norm != "pre":
-        return [best]
-    attention = replace(best, attention=True)
-    # Refitting later layers costs most, so it is tried only together with the attention at the cuts, which each block's
-    # guard samples accept or reject. A local fit achieves the same and more. Where the plan changes all layers, all are
-    # healed anyway.
-    grows = context.method.grows and best.kept != tuple(range(context.plan.before.depth))
-    later = [] if grows or all(is_near(context.plan, i) for i in best.kept) else [replace(attention, later=True)]
-    return [best, attention, *later]
+    every = [
+        candidate
+        for kept, candidate in by_layers.items()
+        if not (candidate.criterion.startswith("pattern") and context.breaks_pattern(kept))
+        and not drop_layers.explain_misplaced(context.source, kept)
+    ]
+    if not every:
+        raise UsageError(f"Layers cannot be chosen by '{criterion}' here.", "Use --method auto.")
+    return every, evidence.as_dict()
 
 
 def finalists(left: list[tuple[CandidateModel, float]], breaks: Callable[[Sequence[int]], bool]) -> list[Candidate]:

@@ -23,7 +23,6 @@ from leansurgeon.surgery.candidates import Candidate, NewLayer, course, divides_
 from leansurgeon.surgery.context import CalibrationContext, SampleView, TeacherOutputs
 from leansurgeon.surgery.probes import check_finite, closing_norm, weight_of
 from leansurgeon.surgery.refit_block import BlockFit, HealResult, Samples
-from leansurgeon.surgery.resume import Step
 from leansurgeon.surgery.transfer import Transfer
 
 RIDGES = (1e-3, 1e-2, 0.1, 1.0)
@@ -70,7 +69,11 @@ class CandidateModel:
         """Make the next new layer; `teacher` holds the teacher's states at the last source layer that it stands for."""
         new = self.layers[self.at]
         self.faithful &= not new.gap
-        self.mark(teacher)
+        for mark in self.marks:  # what a local fit around the cuts will need
+            if mark.first == self.at:
+                mark.streams = {part: copy(stream) for part, stream in self.streams.items()}
+            if self.at in mark.ends:
+                mark.goals[self.at] = teacher.outputs
         self.cut |= new.cut
         if self.faithful and not new.changed:
             outputs = teacher.outputs  # the layer still computes the same
@@ -87,7 +90,9 @@ class CandidateModel:
             stream.advance(list(outputs[part]))
         self.at += 1
         if self.at > self.last_healed and self.view.seen == "part" and self.waiting is None:
-            self.wait()
+            whole = self.streams["guard"]  # of which only the first piece continues
+            self.waiting = self.at, whole.some(slice(1, None))
+            self.streams["guard"] = whole.some(slice(1))
 
     @property
     def makes(self) -> bool:
@@ -101,30 +106,11 @@ class CandidateModel:
         asked = new.changed or (self.cut and self.candidate.later)
         return self.context.method.refits and asked and (new.cut or pre_norm)
 
-    def wait(self) -> None:
-        """Continue with only the first piece of the guard."""
-        whole = self.streams["guard"]
-        self.waiting = self.at, whole.some(slice(1, None))
-        self.streams["guard"] = whole.some(slice(1))
-
     def go_on(self, pieces: int) -> None:
         """Make the next `pieces` waiting pieces the current guard, at the layer where they wait."""
         self.at, rest = self.waiting
         self.waiting = self.at, rest.some(slice(pieces, None))
         self.streams = {"guard": rest.some(slice(pieces))}
-
-    def pass_on(self) -> None:
-        """Run the guard through the next layer, which is unchanged."""
-        self.streams["guard"].advance(self.pass_source_through()["guard"])
-        self.at += 1
-
-    def mark(self, teacher: TeacherOutputs) -> None:
-        """Record what a local fit around the cuts will need."""
-        for mark in self.marks:
-            if mark.first == self.at:
-                mark.streams = {part: copy(stream) for part, stream in self.streams.items()}
-            if self.at in mark.ends:
-                mark.goals[self.at] = teacher.outputs
 
     def pass_source_through(self) -> Mapping[str, list[Tensor]]:
         """Return the output of the source's layer in this place, by part of the samples."""
@@ -137,7 +123,13 @@ class CandidateModel:
         """Make and refit the next layer, or load it from an interrupted cut. Return its output by sample part."""
         step_name = f"{self.name}-layer-{self.at}"
         if self.name and (step := self.context.state.get(step_name)):
-            return self.take_stored_layer(step)
+            self.skeleton.fill(self.at, {**self.tensors(self.at), **step.tensors})
+            outputs = self.outputs()
+            self.edits.update(step.tensors)
+            self.skeleton.empty(self.at)
+            self.record.append(MadeLayer.from_dict(step.record))
+            self.context.go_on_from(step)
+            return outputs
         self.skeleton.fill(self.at, tensors := self.tensors(self.at))
         # To find changed tensors later; digests take less memory than a copy of the block.
         plain = {name: digest(values) for name, values in tensors.items()} if self.name else {}
@@ -179,16 +171,6 @@ class CandidateModel:
             outputs["fit"] = self.streams["fit"].run(self.at)
         for states in outputs.values():
             check_finite(states, f"behind new layer {self.at}")
-        return outputs
-
-    def take_stored_layer(self, step: Step) -> Mapping[str, list[Tensor]]:
-        """Load the next layer from a saved step. Return its output by part of the samples."""
-        self.skeleton.fill(self.at, {**self.tensors(self.at), **step.tensors})
-        outputs = self.outputs()
-        self.edits.update(step.tensors)
-        self.skeleton.empty(self.at)
-        self.record.append(MadeLayer.from_dict(step.record))
-        self.context.go_on_from(step)
         return outputs
 
     def refit(self, teacher: TeacherOutputs, site: BlockFit, new: NewLayer) -> HealResult | None:

@@ -29,7 +29,6 @@ from leansurgeon.surgery.probes import check_finite, flat
 
 Masks = Sequence[Tensor | None]
 BLOCKS = 40  # maximum number of contiguous blocks to try
-Fill = Callable[[int], None]  # fills a block of the skeleton with the source's weights
 
 
 @dataclass(frozen=True)
@@ -62,15 +61,15 @@ def cosine(a: Tensor, b: Tensor) -> Tensor:
 
 def measure_layers(
     teacher: Skeleton,
-    fill: Fill,
+    fill: Callable[[int], None],
     batches: list[dict],
     masks: Masks,
     stages: list[Groups],
     answers: Masks | None = None,
 ) -> Evidence:
-    """Measure influence and angles in one pass of the source over `batches`, with one block in memory, plus the hidden
-    states of as many layers as a stage is to lose. `answers` are the masks of the decoder's input in an
-    encoder-decoder.
+    """Measure influence and angles in one pass of the source over `batches`, with one block in memory (`fill` loads
+    it), plus the hidden states of as many layers as a stage is to lose. `answers` are the masks of the decoder's input
+    in an encoder-decoder.
     """
     influence: list[float] = []
     angle: dict[tuple[int, int], float] = {}

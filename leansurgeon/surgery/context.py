@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -39,7 +38,6 @@ TRAINED = 5  # copies of a block's weights while it is fitted: values, gradients
 FITTED = 8 * 2**30  # bytes for fitting blocks at once; more only if the weights take more
 JUDGED = 32  # minimum number of images to judge sets of layers on: a classifier has one output per image
 AGREES = 0.03  # highest relative error of the source's last hidden states at which bf16 products are used
-Streams: TypeAlias = dict[str, Stream]  # by part of the samples
 
 
 @dataclass(frozen=True)
@@ -68,7 +66,7 @@ class SampleView:
         """Return the masks of hidden states in a stage."""
         return self.answers[part] if stage else self.masks[part]
 
-    def streams(self, skeleton: Skeleton) -> Streams:
+    def streams(self, skeleton: Skeleton) -> dict[str, Stream]:
         """Return new streams of all parts, placed before the first block of a skeleton."""
         return {part: Stream(skeleton, batches) for part, batches in self.batches.items()}
 
@@ -160,20 +158,12 @@ class CalibrationContext:
         """Use bf16 products from now on if the device has them and the guard agrees: on a GPU for every cut, on a CPU
         only if layers are dropped, which costs a hundred times the rounding error.
         """
-        if self.device.type == "cuda" or self.plan.before.depth != self.plan.after.depth:
-            cast = products(max(stage.width for stage in self.plan.before.stages), self.device.type)
-            if cast is not nullcontext and self.disagreement(cast) < AGREES:
-                self.cast = cast
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether to sum in float64: on a CPU, where it is no slower, unless hidden states are rounded."""
-        return self.cast is nullcontext and self.device.type == "cpu"
-
-    def disagreement(self, cast: Callable[[], AbstractContextManager]) -> float:
-        """Return the relative error of the source's last hidden states on the first guard batch with products in
-        `cast`.
-        """
+        if self.device.type != "cuda" and self.plan.before.depth == self.plan.after.depth:
+            return
+        cast = products(max(stage.width for stage in self.plan.before.stages), self.device.type)
+        if cast is nullcontext:
+            return
+        # The relative error of the source's last hidden states on the first guard batch.
         batch = self.calibration.guard[0]
         plain, rounded = (Stream(self.teacher, [batch]) for _ in range(2))
         for layer in range(self.teacher.depth):
@@ -184,7 +174,14 @@ class CalibrationContext:
             self.cast = nullcontext
             self.teacher.empty(layer)
         mask = self.calibration.answer_mask(batch)
-        return float(relative_error(*(flat(stream.hidden[0], mask) for stream in (plain, rounded))).mean())
+        errors = relative_error(*(flat(stream.hidden[0], mask) for stream in (plain, rounded)))
+        if float(errors.mean()) < AGREES:
+            self.cast = cast
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether to sum in float64: on a CPU, where it is no slower, unless hidden states are rounded."""
+        return self.cast is nullcontext and self.device.type == "cpu"
 
     @property
     def heals(self) -> bool:

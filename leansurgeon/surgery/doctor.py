@@ -11,7 +11,7 @@ raises `RoleFault` or `Untestable`. Imports torch.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -63,28 +63,19 @@ def another_order(model: ModelUnderTest) -> str:
 
     def change(spec: TensorSpec, raw: np.ndarray) -> np.ndarray | None:
         """Return the tensor with heads and units in their new places; None if nothing moves."""
-        stage = model.source.shape.stages[spec.stage]
-        new = raw
+        stage, new = model.source.shape.stages[spec.stage], raw
+        groups = np.roll(np.arange(stage.kv_heads), 1)
+        heads = np.roll(np.arange(stage.heads).reshape(stage.kv_heads, -1)[groups], 1, axis=1).reshape(-1)
+        maps = UnitMaps(heads, groups, np.roll(np.arange(stage.mlp_dim), 1))
         for at, axis in enumerate(spec.axes):
-            places = None if same and axis != "mlp" else permute_entries(axis, stage)
-            new = new if places is None else np.take(new, places, axis=at)
+            if axis == "mlp" or not same:
+                with suppress(KeyError):  # an axis without heads and units
+                    new = np.take(new, map_entries(axis, stage, maps), axis=at)
         return None if new is raw else np.ascontiguousarray(new)
 
     what = "MLP units" if same else "heads and MLP units"
     expect(model.answer_after(change), model.own, f"With {what} in another order")
     return f"{what} in another order give the same output"
-
-
-def permute_entries(axis: str, stage: Stage) -> np.ndarray | None:
-    """Return the old index of every entry along an axis when groups of heads, heads in a group and units move by one;
-    None for an axis without any of them.
-    """
-    groups = np.roll(np.arange(stage.kv_heads), 1)
-    heads = np.roll(np.arange(stage.heads).reshape(stage.kv_heads, -1)[groups], 1, axis=1).reshape(-1)
-    try:
-        return map_entries(axis, stage, UnitMaps(heads, groups, np.roll(np.arange(stage.mlp_dim), 1)))
-    except KeyError:
-        return None
 
 
 # -- more of something --------------------------------------------------------------------------------

@@ -150,7 +150,13 @@ def plan(
     target.config()  # rejects an impossible config
     refuse_moved_layers(source, init, choice.kept)
     drop_layers.refuse_misplaced(source, init, choice.kept)
-    refuse_new_output(source, init)
+    arch = source.architecture
+    apart = any(spec.name in arch.tied and spec.role == "head" for spec in source.specs)
+    if init == "fresh" and source.weights is not None and arch.ties_new and apart:  # transformers' T5
+        raise UsageError(
+            f"{arch.library} ties the output of every new {arch.name} to its embedding, and this model's stands apart.",
+            "Use --init fresh-attention, or --init transfer.",
+        )
     along = models_along(target)
     counts = [model.parameters for model in along]
     flops = [closed_form(m.specs, m.shape, m.converted, m.architecture) for m in along]
@@ -228,19 +234,6 @@ def refuse_moved_layers(source: Source, init: str, kept: tuple[int, ...]) -> Non
         raise UsageError(
             f"This model's config sets {keys[0]}: a layer's scale depends on its number, so kept layers would change.",
             "Use --init fresh, or keep every layer.",
-        )
-
-
-def refuse_new_output(source: Source, init: str) -> None:
-    """Raise `UsageError` for models whose output is separate from the embedding, if the library can load but not create
-    such a model (transformers' T5).
-    """
-    arch = source.architecture
-    apart = any(spec.name in arch.tied and spec.role == "head" for spec in source.specs)
-    if init == "fresh" and source.weights is not None and arch.ties_new and apart:
-        raise UsageError(
-            f"{arch.library} ties the output of every new {arch.name} to its embedding, and this model's stands apart.",
-            "Use --init fresh-attention, or --init transfer.",
         )
 
 

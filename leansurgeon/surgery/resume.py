@@ -93,7 +93,9 @@ class ResumeState:
         """Save a finished step."""
         if self.folder is None:
             return
-        self.begin()
+        if not self.folder.exists():
+            self.folder.mkdir(parents=True)
+            write_durably(self.folder / KEY, json.dumps({"key": self.key}))
         aside = self.folder / f"{name}.{os.getpid()}.unfinished"
         shutil.rmtree(aside, ignore_errors=True)
         try:
@@ -114,12 +116,6 @@ class ResumeState:
         for other in self.folder.iterdir() if self.folder else ():
             if other.is_dir() and other.name != name:
                 shutil.rmtree(other, ignore_errors=True)
-
-    def begin(self) -> None:
-        """Create the folder with its key."""
-        if not self.folder.exists():
-            self.folder.mkdir(parents=True)
-            write_durably(self.folder / KEY, json.dumps({"key": self.key}))
 
     def remove(self) -> None:
         """Delete everything: the result is published."""

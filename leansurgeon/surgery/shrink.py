@@ -81,7 +81,14 @@ def decide(
     if output is not None:
         kind = device.split(":")[0]
         key = key_of(steps, calibration, {"device": kind, "bf16": has_bf16(kind)})
-        kept = open_state(place_of(output), key, resume, say)
+        place = place_of(output)
+        there = place.exists()
+        kept = ResumeState(place, key, resume=resume)
+        if resume:
+            other = "the interrupted cut here is another one" if there else "there is no interrupted cut here"
+            say(f"Resuming the cut in {place} ..." if kept.goes_on else f"Nothing to resume: {other}.")
+        elif there:
+            say(f"Found an interrupted cut in {place}; starting over (--resume continues it).")
     place = "" if device == "cpu" else f", on {device}"
     say(f"Calibrating on {calibration.says}{place} ...")
     try:
@@ -160,18 +167,6 @@ def telling_what_is_kept(folder: Path) -> Iterator[None]:
             said = LeanSurgeonError(f"{folder} could not be made: {why}.")
         said.hint = f"{said.hint or ''} Repeat the command with --resume to continue where it stopped.".strip()
         raise said from error
-
-
-def open_state(place: Path, key: str, resume: bool, say: Say) -> ResumeState:
-    """Open the state of a cut; with `resume`, that of an interrupted one if it exists."""
-    there = place.exists()
-    kept = ResumeState(place, key, resume=resume)
-    if resume:
-        other = "the interrupted cut here is another one" if there else "there is no interrupted cut here"
-        say(f"Resuming the cut in {place} ..." if kept.goes_on else f"Nothing to resume: {other}.")
-    elif there:
-        say(f"Found an interrupted cut in {place}; starting over (--resume continues it).")
-    return kept
 
 
 def carry_out(

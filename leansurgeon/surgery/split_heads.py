@@ -101,21 +101,6 @@ def low_rank(c_query: Array, c_key: Array, rank: int, gain: float) -> Forms:
     return Forms(left, right, float(kept.mean()))
 
 
-def divide_form(c_query: Array, c_key: Array, children: int, rank: int, gain: float) -> Forms:
-    """Return forms of every child from `(H, D, D)` moments: half of the rank as in `low_rank`, half taken in turns."""
-    u, s, vt, q_inverse, k_inverse = decompose(c_query, c_key)
-    shared = min(rank // 2, s.shape[-1])
-    left, right = [], []
-    for child in range(children):
-        own = np.arange(shared + child, s.shape[-1], children)[: rank - shared]
-        chosen = np.concatenate([np.arange(shared), own])
-        strength = np.concatenate([np.ones(shared), np.full(len(own), float(children))])
-        share = np.sqrt(gain * strength * s[:, chosen])[..., None]
-        left.append(pad(share * np.swapaxes(u[..., chosen], -1, -2) @ q_inverse, -2, rank))
-        right.append(pad(share * vt[:, chosen] @ k_inverse, -2, rank))
-    return Forms(np.stack(left, axis=1), np.stack(right, axis=1), 1.0)
-
-
 def decompose(c_query: Array, c_key: Array) -> tuple[Array, ...]:
     """Return U, S, V^T of the product of the moments' symmetric square roots, and the inverses of both (..., D, D)."""
     roots, inverses = [], []
@@ -171,8 +156,18 @@ def weights_only(attention: Attention, after: Stage, gain: float) -> Attention:
     middle = np.zeros(q.shape[:2]) if attention.q_bias is None else attention.q_bias.astype(np.float64)
     c_query = q @ np.swapaxes(q, -1, -2) + middle[..., :, None] * middle[..., None, :]
     c_key = k @ np.swapaxes(k, -1, -2)
-    forms = divide_form(c_query, c_key, after.heads // attention.heads, after.head_dim, gain)
-    return assemble(attention, after, forms)
+    u, s, vt, q_inverse, k_inverse = decompose(c_query, c_key)
+    children, rank = after.heads // attention.heads, after.head_dim
+    shared = min(rank // 2, s.shape[-1])
+    left, right = [], []
+    for child in range(children):
+        own = np.arange(shared + child, s.shape[-1], children)[: rank - shared]
+        chosen = np.concatenate([np.arange(shared), own])
+        strength = np.concatenate([np.ones(shared), np.full(len(own), float(children))])
+        share = np.sqrt(gain * strength * s[:, chosen])[..., None]
+        left.append(pad(share * np.swapaxes(u[..., chosen], -1, -2) @ q_inverse, -2, rank))
+        right.append(pad(share * vt[:, chosen] @ k_inverse, -2, rank))
+    return assemble(attention, after, Forms(np.stack(left, axis=1), np.stack(right, axis=1), 1.0))
 
 
 def activation_aware(

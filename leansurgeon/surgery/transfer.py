@@ -284,20 +284,26 @@ class LayerMaps:
         in_step = self.transfer.source.architecture.blocks(self.stage).in_step(self.group)
         layers = [i for i in plan.layers if i in plan.before.spans[self.stage]] if in_step else [self.layer]
         if (key := (*layers, self.group)) not in known:
-            outputs = (self.matrix("o", "q", layer, last=True) for layer in layers)
-            known[key] = np.sum([head_strength(output, self.before.heads) for output in outputs], axis=0)
+            outputs = (self.matrix("o", "q", layer, last=True) for layer in layers)  # (width, heads * head_dim)
+            heads = (output.reshape(len(output), self.before.heads, -1) for output in outputs)
+            known[key] = np.sum([np.linalg.norm(of_layer, axis=(0, 2)) for of_layer in heads], axis=0)
         return known[key]
 
     @cached_property
     def units(self) -> Array:
-        """(new,) the old MLP unit of every new one, FRESH for added ones."""
+        """(new,) the old MLP unit of every new one, FRESH for added ones. If some go, the strongest stay: strength is
+        the product of the norms of their input and output weights.
+        """
         before, after = self.before.mlp_dim, self.after.mlp_dim
         if after >= before:
             return widen(before, after)
         roles = [role for role in ("up", "gate") if self.of_role(role, self.layer)]
         incoming = [self.matrix(role, "mlp", self.layer, last=False) for role in roles]
         halves = [part for matrix in incoming for part in np.split(matrix, len(matrix) // before)]
-        return strongest_units(halves, self.matrix("down", "mlp", self.layer, last=True), after)
+        score = np.linalg.norm(self.matrix("down", "mlp", self.layer, last=True), axis=0)
+        for matrix in halves:  # (mlp, width)
+            score = score * np.linalg.norm(matrix, axis=1)
+        return np.sort(np.argsort(-score, kind="stable")[:after])
 
     def of_role(self, role: str, layer: int | None) -> list[TensorSpec]:
         """Return a layer's tensors of one role."""
@@ -340,21 +346,6 @@ def map_strongest_heads(before: Stage, after: Stage, strength: Array) -> tuple[A
         return (groups[:, None] * per_group.shape[1] + np.arange(per_group.shape[1])).reshape(-1), groups
     best = np.sort(np.argsort(-per_group, axis=1, kind="stable")[:, : after.heads // after.kv_heads], axis=1)
     return (best + np.arange(before.kv_heads)[:, None] * per_group.shape[1]).reshape(-1), np.arange(before.kv_heads)
-
-
-def head_strength(output: Array, heads: int) -> Array:
-    """Return the norm of every head's slice of the output projection; `output` is `(width, heads * head_dim)`."""
-    return np.linalg.norm(output.reshape(output.shape[0], heads, -1), axis=(0, 2))
-
-
-def strongest_units(incoming: list[Array], outgoing: Array, keep: int) -> Array:
-    """Return the indices of the `keep` strongest units in their old order; strength is the product of the norms of
-    their input and output weights. `incoming` are `(mlp, width)` matrices, `outgoing` is `(width, mlp)`.
-    """
-    score = np.linalg.norm(outgoing, axis=0)
-    for matrix in incoming:
-        score = score * np.linalg.norm(matrix, axis=1)
-    return np.sort(np.argsort(-score, kind="stable")[:keep])
 
 
 def as_slice(places: Array) -> Array | slice:

@@ -120,7 +120,12 @@ def compare_cuts(
     """
     arch, shape, folder = source.architecture, source.shape, source.folder.with_name("cut")
     keep = choose_kept_layers(arch, config, shape) if "depth" not in row.refused else None
-    asked = choose_numbers(shape, arch, row.refused)
+    asked = {} if "heads" in row.refused else {"heads": "2x", "head_dim": "keep"}
+    if "mlp_dim" not in row.refused:
+        keys = [arch.blocks(number).keys or arch.keys for number in range(len(shape.stages))]
+        pairs = zip(shape.stages, keys, strict=True)
+        more = [stage.mlp_dim + (stage.width if keys.mlp_ratio else 16) for stage, keys in pairs]
+        asked["mlp_dim"] = ",".join(map(str, more))
     if not keep and not asked:
         return replace(row, why="nothing may change")
     method = Method(keep=",".join(map(str, keep))) if keep else Method()
@@ -160,19 +165,6 @@ def choose_kept_layers(arch: Architecture, small: Mapping[str, Any], shape: Shap
             left = list(range(1, stage.depth))
         layers += [span[i] for i in left]
     return layers
-
-
-def choose_numbers(shape: Shape, arch: Architecture, refused: Mapping[str, str]) -> dict[str, str]:
-    """Return the numbers to request: twice the heads, a larger MLP; none that the type refuses."""
-    numbers = {}
-    if "heads" not in refused:
-        numbers = {"heads": "2x", "head_dim": "keep"}
-    if "mlp_dim" not in refused:
-        keys = [arch.blocks(number).keys or arch.keys for number in range(len(shape.stages))]
-        pairs = zip(shape.stages, keys, strict=True)
-        more = [stage.mlp_dim + (stage.width if keys.mlp_ratio else 16) for stage, keys in pairs]
-        numbers["mlp_dim"] = ",".join(map(str, more))
-    return numbers
 
 
 def by_plain_library(model: torch.nn.Module, folder: Path, arch: Architecture) -> torch.nn.Module:

@@ -197,8 +197,11 @@ def carry_out(steps: Undo, folder: Path, *, force: bool = False, say: Say = sile
         paths = write(aside, steps.tensors())
         write_config(aside, steps.config, steps.plan.architecture)
         companions.copy(source.folder, aside)
-        verified, proof = verify(steps, paths), None
-        if verified.by == "reload":
+        origin, proof = steps.record.source, None
+        recorded = set(origin.sha256.values())
+        same = recorded and {sha256(path) for path in paths} == recorded
+        verified = Verified("sha256" if same else "reload", origin.name, ())
+        if not same:
             say("Written; now reloading it in a fresh process ...")
             families = (steps.plan.architecture, source.architecture)
             proof = prove(aside, total, source=source.folder, exact=True, families=families)
@@ -207,11 +210,3 @@ def carry_out(steps: Undo, folder: Path, *, force: bool = False, say: Say = sile
         record = write_surgery(aside, source, steps.plan.as_record(), decided, proof, restored=restored)
         write_card(aside, record, folder.resolve().name, source.folder)
     return record
-
-
-def verify(steps: Undo, paths: list[Path]) -> Verified:
-    """Return whether the written files have the digests that the record gives for the source's."""
-    origin = steps.record.source
-    recorded = set(origin.sha256.values())
-    same = recorded and {sha256(path) for path in paths} == recorded
-    return Verified("sha256" if same else "reload", origin.name, ())

@@ -10,15 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from leansurgeon.architectures.base import Architecture
 from leansurgeon.architectures.foreign import library_builds
 from leansurgeon.architectures.towers import of_section
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, disk_is_full, memory_is_short
-
-if TYPE_CHECKING:
-    from leansurgeon.architectures.infer.finding import Finding
 
 DECOUPLED = "leansurgeon_decoupled"  # model_type of models that use `models/decoupled_any.py`
 TIMM_LEAN = "leansurgeon_any"  # entry point of `models/timm_any.py`
@@ -107,12 +104,9 @@ def complete_config(config: Mapping[str, Any]) -> dict[str, Any]:
     with library.quietly(), library_builds(f"A {config.get('model_type')}"):
         whole = library.whole(config)
     sections = [part for key, part in whole.items() if key.endswith("_config") and isinstance(part, dict)]
-
-    def has_moved(key: str) -> bool:
-        """Return whether the library moved this key into a part of the config, where surgery changes it."""
-        return key.endswith("_config_dict") or (key not in KEPT and any(key in part for part in sections))
-
-    return whole | {k: v for k, v in config.items() if k not in whole and not has_moved(k)}
+    # The library moves some keys into a part of the config, where surgery changes them.
+    left = {k: v for k, v in config.items() if k not in whole and not k.endswith("_config_dict")}
+    return whole | {k: v for k, v in left.items() if k in KEPT or not any(k in part for part in sections)}
 
 
 def count_built_towers(config: Mapping[str, Any]) -> dict[str, int]:
@@ -151,29 +145,22 @@ def sample(config: Mapping[str, Any]) -> dict[str, Any]:
         return inputs.example(model, full, vocab=vocab)
 
 
-def explore_family(full: Mapping[str, Any], tower: str | None) -> Finding:
-    """Infer a family on a small model. All models with the same small form share the cached result."""
-    from leansurgeon.architectures.infer import cache, explore, library, tiny
-    from leansurgeon.architectures.infer.finding import Finding
-
-    with library.quietly():
-        small = [tiny.shrunk(full, attempt) for attempt in range(tiny.ATTEMPTS + 1)]
-    said = {"model_type": full["model_type"], "small": [cache.key_numbers(one) for one in small]}
-    key = cache.config_digest(said, tower)
-    if (finding := cache.read(key, Finding)) is None:
-        finding = explore.explore(full, tower)
-        cache.write(key, finding)
-    return finding
-
-
 def _infer_tower(config: Mapping[str, Any], tower: str | None) -> Architecture:
-    from leansurgeon.architectures.infer import bind, library
+    from leansurgeon.architectures.infer import bind, cache, explore, library, tiny
+    from leansurgeon.architectures.infer.finding import Finding
 
     model_type = config["model_type"]
     library.config_class(model_type)  # reports a type that the library does not know, before anything else
     full = complete_config(config)
     try:
-        finding = explore_family(full, tower)
+        with library.quietly():
+            small = [tiny.shrunk(full, attempt) for attempt in range(tiny.ATTEMPTS + 1)]
+        # All models with the same small form share the cached finding.
+        said = {"model_type": model_type, "small": [cache.key_numbers(one) for one in small]}
+        key = cache.config_digest(said, tower)
+        if (finding := cache.read(key, Finding)) is None:
+            finding = explore.explore(full, tower)
+            cache.write(key, finding)
         if finding.trouble or not finding.stages:
             raise _not_inferred(model_type, finding.trouble)
         with library.quietly():

@@ -133,7 +133,14 @@ class Search:
             trouble = f"its {len(depths)} stages differ in width, and only models of timm are cut in stages (timm/NAME)"
         stages = []
         for level in self.levels:
-            stage = self.with_mlp(self.with_heads(self.with_depth(self.begin(level), level), level), level)
+            stage = self.begin(level)
+            shared = next((n for n in self.library.tied_names(self.trial.model) if self.trial.locate(n)), None)
+            if shared:
+                stage = replace(stage, depth_trouble=f"its layers share weights ('{shared}')")
+            else:  # single layers after some that must stay can be dropped, or groups if kinds alternate
+                why, first, last, group = cuts.droppable(self.library, self.config, level)
+                stage = replace(stage, depth_trouble=why, stay=first, stay_last=last, period=group)
+            stage = self.with_mlp(self.with_heads(stage, level), level)
             stage = traits.describe_stage(self.trial, stage, level)
             if stage.standard:
                 stage = replace(stage, bases=divided.free_bases(self.trial, stage, self.count_heads(stage)))
@@ -202,14 +209,6 @@ class Search:
         """Return a stage with its width only."""
         width = next(iter(self.find_keys(tiny.WIDTHS, level)), "hidden_size")
         return Stage(level.layer, level.key, width, level.lists, taps=level.taps)
-
-    def with_depth(self, stage: Stage, level: Level) -> Stage:
-        """Find which layers can be dropped: single ones after some that must stay, or groups if kinds alternate."""
-        shared = next((n for n in self.library.tied_names(self.trial.model) if self.trial.locate(n)), None)
-        if shared:
-            return replace(stage, depth_trouble=f"its layers share weights ('{shared}')")
-        trouble, first, last, group = cuts.droppable(self.library, self.config, level)
-        return replace(stage, depth_trouble=trouble, stay=first, stay_last=last, period=group)
 
     # -- heads ---------------------------------------------------------------------------------------
 

@@ -9,7 +9,6 @@ from typing import Any
 
 from leansurgeon.architectures.base import Architecture
 from leansurgeon.architectures.limits import CAN, CANNOT
-from leansurgeon.architectures.tensors import Tensor
 
 # Fields given by the table's name or the user's flags, and fields that only inferred declarations have.
 ELSEWHERE = ("name", "model_types", "code", "evidence", "decoupled", "shared")
@@ -30,7 +29,10 @@ def entries(record: Any, *elsewhere: str) -> Iterator[str]:
     for key, value in fields_of(record).items():
         if key in ("block", "outer"):
             yield f'{key} = """'
-            yield from (tensor_text(tensor) for tensor in value)
+            for tensor in value:
+                group = f" group={tensor.group}" if tensor.group else ""
+                layers = f" layers={','.join(map(str, tensor.layers))}" if tensor.layers else ""
+                yield f"{tensor.name:<48} {tensor.role:<16} {','.join(tensor.axes) or '-'}{group}{layers}"
             yield '"""'
         elif key not in elsewhere:
             yield f"{key} = {in_toml(value)}"
@@ -48,12 +50,6 @@ def in_toml(value: Any) -> str:
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{json.dumps(key)} = {in_toml(entry)}" for key, entry in value.items()) + "}"
     return "[" + ", ".join(map(in_toml, value)) + "]" if isinstance(value, tuple) else json.dumps(value)
-
-
-def tensor_text(tensor: Tensor) -> str:
-    group = f" group={tensor.group}" if tensor.group else ""
-    layers = f" layers={','.join(map(str, tensor.layers))}" if tensor.layers else ""
-    return f"{tensor.name:<48} {tensor.role:<16} {','.join(tensor.axes) or '-'}{group}{layers}"
 
 
 def verdict(made: Architecture) -> str:

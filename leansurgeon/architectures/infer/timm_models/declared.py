@@ -8,7 +8,6 @@ from typing import Any
 
 from leansurgeon.architectures.base import Architecture
 from leansurgeon.architectures.infer import bind
-from leansurgeon.architectures.infer.finding import Stage
 from leansurgeon.architectures.infer.library import Unbuildable
 from leansurgeon.architectures.infer.timm_models import arguments
 from leansurgeon.architectures.infer.timm_models.library import TimmLibrary
@@ -32,7 +31,13 @@ def architecture(config: Mapping[str, Any]) -> Architecture:
         raise UnsupportedModel(
             f"timm/{name} ({finding.cls}) has no declaration, and none could be inferred: {finding.trouble}."
         )
-    finding = replace(finding, stages=tuple(with_width(stage, flat) for stage in finding.stages))
+    stages = []
+    for stage in finding.stages:  # the argument that holds its width, if one holds it for this stage alone
+        places = stage.depth_key.split(".")[1:]
+        keys = [k for k in flat if GENERAL.get(arguments.base(k)) == WIDTHS[0] and k.split(".")[1:] == places]
+        alone = len(keys) == 1 and arguments.base(keys[0]) != "base_dims"
+        stages.append(replace(stage, width_key=keys[0] if alone else ""))
+    finding = replace(finding, stages=tuple(stages))
     try:
         made = bind.declaration(finding, flat, TimmLibrary.of(flat))
     except Unbuildable as error:
@@ -45,13 +50,6 @@ def architecture(config: Mapping[str, Any]) -> Architecture:
         index_lists=tuple(k for k in arguments.INDEX_LISTS if k in flat and len(finding.stages) == 1),
         decoupled=LEAN if made.decoupled else None,
     )
-
-
-def with_width(stage: Stage, flat: Config) -> Stage:
-    """Set the argument that holds the width of a stage, if one holds it for this stage alone."""
-    places = stage.depth_key.split(".")[1:]
-    keys = [k for k in flat if GENERAL.get(arguments.base(k)) == WIDTHS[0] and k.split(".")[1:] == places]
-    return replace(stage, width_key=keys[0] if len(keys) == 1 and arguments.base(keys[0]) != "base_dims" else "")
 
 
 def complete_config(name: str, given: Config) -> Config:
