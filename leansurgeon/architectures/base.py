@@ -35,13 +35,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from leansurgeon.architectures.facts import Takes, scale_by_key
 from leansurgeon.architectures.foreign import UNFIT, rules_of
-from leansurgeon.architectures.limits import ALL_HEADS, clip_taps, follow_layers, move_taps, of_layers
+from leansurgeon.architectures.limits import ALL_HEADS, follow_layers, move_taps, of_layers
 from leansurgeon.architectures.tensors import (
     Blocks,
     Config,
     Keys,
+    Takes,
     Tensor,
     TensorSpec,
     count_parameters,
@@ -50,6 +50,7 @@ from leansurgeon.architectures.tensors import (
     is_count,
     like,
     read_key,
+    scale_by_key,
     sizes_of,
     stage_sizes,
     write_key,
@@ -254,9 +255,7 @@ class Architecture:
                 c[key] = of_layers(key, values, here)
         if layers is not None:
             c.update(follow_layers(c, self.counters, self.index_lists, list(layers), depth))
-            move_taps(self.taps, (c, config), list(layers), depth)
-        else:
-            clip_taps(self.taps, (c, config), shape.stages[0].depth)
+        move_taps(self.taps, (c, config), layers, shape.stages[0].depth if layers is None else depth)
         for key in self.forget:
             c.pop(key, None)
         return config

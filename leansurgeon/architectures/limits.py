@@ -68,21 +68,18 @@ def of_single_layers(c: Config, layers: Sequence[int]) -> Config:
     return {BY_LAYER: {str(new): own[old] for new, old in enumerate(layers) if old in own}}
 
 
-def move_taps(keys: Sequence[str], places: Sequence[Config], layers: Sequence[int], depth: int) -> None:
+def move_taps(keys: Sequence[str], places: Sequence[Config], layers: Sequence[int] | None, depth: int) -> None:
     """Renumber the `TAPS` keys for the kept `layers` of the first stage, of `depth` layers.
 
-    A key is in the first of the `places` that has it.
+    A key is in the first of the `places` that has it. If no layers were chosen yet (None), keys are only limited to
+    `depth` layers: enough for counting parameters.
     """
     for key in keys:
         place = next(place for place in places if key in place)
-        place[key] = follow_taps(key, place[key], [i for i in layers if i < depth], depth)
-
-
-def clip_taps(keys: Sequence[str], places: Sequence[Config], depth: int) -> None:
-    """Limit the `TAPS` keys to this many layers when no layers were chosen yet: enough for counting parameters."""
-    for key in keys:
-        place = next(place for place in places if key in place)
-        place[key] = within(place[key], depth if key in HIDDEN_STATES else depth - 1)
+        if layers is None:
+            place[key] = within(place[key], depth if key in HIDDEN_STATES else depth - 1)
+        else:
+            place[key] = follow_taps(key, place[key], [i for i in layers if i < depth], depth)
 
 
 def within(number: Any, last: int) -> Any:

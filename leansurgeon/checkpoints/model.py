@@ -414,18 +414,14 @@ def place(
                 )
     except Exception:  # libraries raise errors of any type; reloading the result gives the reason
         return None
-    return Placement(missing, unexpected, mismatched, not run or is_callable(model))
-
-
-@torch.no_grad()
-def is_callable(model: torch.nn.Module) -> bool:
-    """Return whether a model on meta accepts tokens."""
-    try:
-        with quietly():
-            model.eval()(input_ids=torch.zeros(1, 8, dtype=torch.long, device="meta"))
-    except Exception:  # as above
-        return False
-    return True
+    runs = True
+    if run:
+        try:
+            with quietly(), torch.no_grad():
+                model.eval()(input_ids=torch.zeros(1, 8, dtype=torch.long, device="meta"))
+        except Exception:  # as above
+            runs = False
+    return Placement(missing, unexpected, mismatched, runs)
 
 
 def task_classes(architecture: Architecture, head: str) -> list[str]:

@@ -177,7 +177,15 @@ def open_source(
         raise UsageError(f"Config keys can be changed for presets only, and '{source}' is none.")
     path = in_home(source)
     if source in PRESETS:
-        opened = from_preset(PRESETS[source], config_changes or {})
+        preset, changes = PRESETS[source], config_changes or {}
+        architecture = architectures.load_families()[preset.family]
+        config = deepcopy(preset.config)
+        flat = architecture.flat(config)
+        if unknown := [key for key in changes if key not in flat and key not in ("id2label", "label2id")]:
+            near = did_you_mean(unknown[0], flat)
+            raise UsageError(f"The preset '{source}' has no config key '{unknown[0]}'{near}.")
+        flat.update(changes)
+        opened = Source(source, "preset", config, architecture, tuple(architecture.tensors(config)), preset=preset)
     elif source.startswith("timm/"):
         opened = from_timm(source.removeprefix("timm/"), weights, held)
     elif os.path.isdir(path):  # not `path.is_dir()`, which raises for invalid file names
@@ -193,23 +201,6 @@ def open_source(
             raise UsageError(f"{what} '{source}'{near}.", "Presets: " + ", ".join(PRESETS) + ".")
         opened = from_hub(source, allow_pickle, held, tower)
     return replace(opened, held=held) if keep is None else opened
-
-
-def from_preset(preset: Preset, changes: Config) -> Source:
-    """Return a preset's model without weights, its config updated by `changes`.
-
-    Raises `UsageError` for an unknown key.
-    """
-    architecture = architectures.load_families()[preset.family]
-    config = deepcopy(preset.config)
-    flat = architecture.flat(config)
-    unknown = [key for key in changes if key not in flat and key not in ("id2label", "label2id")]
-    if unknown:
-        near = did_you_mean(unknown[0], flat)
-        raise UsageError(f"The preset '{preset.name}' has no config key '{unknown[0]}'{near}.")
-    flat.update(changes)
-    specs = tuple(architecture.tensors(config))
-    return Source(preset.name, "preset", config, architecture, specs, preset=preset)
 
 
 NO_PAD = "config.json names no pad token"

@@ -106,12 +106,6 @@ class CandidateModel:
         asked = new.changed or (self.cut and self.candidate.later)
         return self.context.method.refits and asked and (new.cut or pre_norm)
 
-    def go_on(self, pieces: int) -> None:
-        """Make the next `pieces` waiting pieces the current guard, at the layer where they wait."""
-        self.at, rest = self.waiting
-        self.waiting = self.at, rest.some(slice(pieces, None))
-        self.streams = {"guard": rest.some(slice(pieces))}
-
     def pass_source_through(self) -> Mapping[str, list[Tensor]]:
         """Return the output of the source's layer in this place, by part of the samples."""
         self.context.lend(self.skeleton, self.at, self.kept[self.at], lambda: self.tensors(self.at))

@@ -67,9 +67,10 @@ def measure_layers(
     stages: list[Groups],
     answers: Masks | None = None,
 ) -> Evidence:
-    """Measure influence and angles in one pass of the source over `batches`, with one block in memory (`fill` loads
-    it), plus the hidden states of as many layers as a stage is to lose. `answers` are the masks of the decoder's input
-    in an encoder-decoder.
+    """Measure influence and angles in one pass of the source over `batches`.
+
+    Memory holds one block (`fill` loads it), plus the hidden states of as many layers as a stage is to lose. `answers`
+    are the masks of the decoder's input in an encoder-decoder.
     """
     influence: list[float] = []
     angle: dict[tuple[int, int], float] = {}

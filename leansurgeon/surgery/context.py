@@ -1,5 +1,11 @@
-"""State shared by all candidates of a calibrated surgery: the plan, the source (read only), the skeletons that its
-blocks are filled into, and the sample data. Imports torch.
+"""State shared by all candidates of a calibrated surgery, and the bounds on its work. Imports torch.
+
+The state is the plan, the source (read only), the skeletons that its blocks are filled into, and the sample data.
+
+Bounds are counted in forward passes of the source over the fit and guard samples; costs in block-tokens: one token
+through one block, times three where gradients are computed. A part that would exceed a bound is skipped before it
+starts: sets of layers, ways of healing, steps of the local fit. One set is always refitted on all data, since there is
+no result without it.
 """
 
 from __future__ import annotations
@@ -24,8 +30,7 @@ from leansurgeon.measure.data.batches import Batch, in_pieces, rows_of, some, so
 from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.progress import Say, silent
 from leansurgeon.reading.jsonfile import JsonObject
-from leansurgeon.surgery.budget import ALL, CHOICE, LEAST, Effort, cost
-from leansurgeon.surgery.candidates import Candidate, is_near, stages_of
+from leansurgeon.surgery.candidates import Candidate, course, divides_heads, is_near, last_made, stages_of
 from leansurgeon.surgery.local_fit import products
 from leansurgeon.surgery.next_steps import LayerPattern, pattern_of
 from leansurgeon.surgery.planning import Plan
@@ -33,6 +38,10 @@ from leansurgeon.surgery.probes import flat, relative_error
 from leansurgeon.surgery.resume import Edits, ResumeState, Step
 
 PARTS = ("fit", "guard")
+CHOICE, ALL = 3.0, 10.0  # passes allowed for choice and closed-form refit, and for everything with the local fit
+LEAST = 16_384  # tokens; smaller data sets get the bounds of this many
+TRIAL = {"fit": 8_192, "guard": 2_048}  # tokens on which sets of layers compete
+SMALLER = (0.5, 0.25)  # shares of the trial data to fall back to when all sets on all of it would exceed the bound
 STREAMS, SHARE = 16, 0.3  # hidden states stay on the GPU if this many copies take less than this share of its memory
 TRAINED = 5  # copies of a block's weights while it is fitted: values, gradients, two of Adam, and a backup
 FITTED = 8 * 2**30  # bytes for fitting blocks at once; more only if the weights take more
@@ -228,10 +237,30 @@ class CalibrationContext:
         return self.cost(Candidate(self.plan.layers, ""), self.samples)
 
     def cost(self, way: Candidate, batches: Mapping[str, list[Batch]], share: float = 1.0) -> float:
-        """Return the block-tokens of a candidate on these samples, without the teacher's own."""
-        tokens = (self.tokens(some) for some in (batches["fit"], batches["guard"], batches["guard"][:1]))
-        effort = Effort(*tokens, self.heals, self.source.architecture.norm == "pre", self.attentions)
-        return cost(self.plan, way, effort, share)
+        """Return the block-tokens of a candidate on these samples, without the teacher's own.
+
+        Behind the last layer that it changes, only a `share` of the guard samples continues.
+        """
+        fit, guard, first = (self.tokens(some) for some in (batches["fit"], batches["guard"], batches["guard"][:1]))
+        pre_norm, looks = self.source.architecture.norm == "pre", 2 * first
+        # How far a projection reaches (or which norm closes the block) is found on one batch; the sums take all.
+        refit = looks * (1 if pre_norm else 2) + fit + 2 * guard
+        layers = course(way.kept, self.plan)
+        last = last_made(layers, later=way.later)
+        total, begun, gone = 0.0, False, False
+        for j, new in enumerate(layers):
+            begun, gone = begun or new.changed, gone or new.cut
+            refits = self.heals and (new.cut or (pre_norm and (new.near or (gone and way.later))))
+            goes_on = fit if j < last else 0.0
+            if begun and not (new.changed or refits):
+                total += goes_on + (guard if j < last else share * guard)
+            elif begun:
+                projections = 1 + self.attentions if way.attention and new.changed else 1
+                total += goes_on + (projections * refit if refits else guard)
+                (before, after), trim = stages_of(self.plan, new.kept), looks + fit + guard
+                heads = fit if divides_heads(self.plan, new.kept) else trim if after.heads < before.heads else 0.0
+                total += heads + (trim if after.mlp_dim < before.mlp_dim else 0.0)
+        return total
 
     @cached_property
     def pattern(self) -> LayerPattern | None:

@@ -197,7 +197,9 @@ def lower_bound(values: Tensor, chance: float) -> float:
 def walk_behind(context: CalibrationContext, students: Sequence[CandidateModel], pieces: int) -> None:
     """Run the students' next pieces from where they wait behind the last changed layer to the end."""
     for student in students:
-        student.go_on(pieces)
+        student.at, rest = student.waiting
+        student.waiting = student.at, rest.some(slice(pieces, None))
+        student.streams = {"guard": rest.some(slice(pieces))}
     for layer in track(range(context.teacher.depth), "judging on", "layers/s"):
         for student in students:
             if student.until == layer:

@@ -61,14 +61,15 @@ class Undo:
         """Return the tensors in the order of the safetensors library (wide dtypes first, then names), so that a source
         file written by it is restored byte for byte.
         """
-        return sorted(map(self.tensor, self.forward.source.specs), key=lambda out: (-RAW[out.dtype].itemsize, out.name))
-
-    def tensor(self, spec: TensorSpec) -> TensorOut:
-        """Return a tensor of the model before surgery: copied, or gathered from the new one."""
-        entry, picks = self.plan.source.weights.entries[spec.name], self.forward.picks(spec)
-        if picks is None:
-            return TensorOut(spec.name, entry.dtype, entry.shape, entry=entry)
-        return TensorOut(spec.name, entry.dtype, spec.shape, make=partial(self.gather_old, spec, picks))
+        outs = []
+        for spec in self.forward.source.specs:  # copied, or gathered from the new one
+            entry, picks = self.plan.source.weights.entries[spec.name], self.forward.picks(spec)
+            if picks is None:
+                outs.append(TensorOut(spec.name, entry.dtype, entry.shape, entry=entry))
+            else:
+                make = partial(self.gather_old, spec, picks)
+                outs.append(TensorOut(spec.name, entry.dtype, spec.shape, make=make))
+        return sorted(outs, key=lambda out: (-RAW[out.dtype].itemsize, out.name))
 
     def gather_old(self, spec: TensorSpec, picks: list[np.ndarray]) -> np.ndarray:
         """Gather the old entries, each from its first copy, given `picks` (the old index of every new entry, by axis).

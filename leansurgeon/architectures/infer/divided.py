@@ -15,11 +15,11 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from leansurgeon.architectures.facts import scale_by_key
 from leansurgeon.architectures.infer import roles
 from leansurgeon.architectures.infer.cuts import ALIVE, Trial
 from leansurgeon.architectures.infer.finding import Stage
 from leansurgeon.architectures.infer.library import Unbuildable, difference
+from leansurgeon.architectures.tensors import scale_by_key
 from leansurgeon.shape import Stage as Numbers
 
 EQUAL = 1e-4  # relative to the outputs' spread: allowed rounding error of two bases

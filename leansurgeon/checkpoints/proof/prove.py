@@ -62,7 +62,19 @@ def prove(
         kind_of = config.get("model_type")  # for an undeclared family, the other process could not guess inputs
         unknown = kind_of and (kind_of == infer.DECOUPLED or not architectures.find_declared(config))
         given = batches or ([infer.sample(config)] if unknown else [])
-        inputs = write_batches(given, place / "inputs.safetensors") if given else None
+        inputs = place / "inputs.safetensors" if given else None
+        if given:
+            from safetensors.torch import save_file
+
+            tensors = {f"{i}.{key}": value.contiguous() for i, one in enumerate(given) for key, value in one.items()}
+            try:
+                save_file(tensors, inputs)
+            except Exception as error:
+                if disk_is_full(error):
+                    said = "The disk of the temporary folder is full."
+                    raise LeanSurgeonError(said, "Free some space there.") from None
+                raise
+            del tensors
         accounts, trouble = run(folder, source, inputs, kind, families)
     if "result" not in accounts:
         raise LeanSurgeonError(f"{folder.name} cannot be reloaded: {trouble}", "Nothing was kept. Please report this.")
@@ -119,11 +131,13 @@ def against(original: dict[str, Any], result: dict[str, Any], data: str, exact: 
     scored = {}
     both = {"source": original, "result": result}
     if count := result["count"]:
-        loss, right = (
-            {of: one[key] / one["count"] for of, one in both.items()} | certain(original, result, part)
-            for part, key in ((0, "loss_sum"), (2, "right"))
-        )
-        scored = {"loss": loss, "accuracy": right, "scored": count}
+        pairs = list(zip(original["samples"], result["samples"], strict=True))  # loss, labels, correct answers of each
+        weights = [after[1] for _, after in pairs]
+        scored = {"scored": count}
+        for name, part, key in (("loss", 0, "loss_sum"), ("accuracy", 2, "right")):
+            interval = paired_interval([after[part] - before[part] for before, after in pairs], weights)
+            bounds = {"low": interval[0], "high": interval[1]} if interval else {}  # none for a single sample
+            scored[name] = {of: one[key] / one["count"] for of, one in both.items()} | bounds
     if valued := result["valued"]:
         reached = {of: of_values(one["valued"]) for of, one in both.items()}
         scores = {name: {of: reached[of][name] for of in both} for name in reached["result"]}
@@ -157,30 +171,6 @@ def of_values(valued: Sequence[Sequence[Sequence[float]]]) -> dict[str, float]:
         return {"Spearman's correlation": 0.0 if flat else float(spearmanr(said[:, 0], wanted[:, 0])[0])}
     kinds = ("micro", "macro")
     return {f"{kind} F1": float(f1_score(wanted > 0, said > 0, average=kind, zero_division=0)) for kind in kinds}
-
-
-def certain(original: dict[str, Any], result: dict[str, Any], part: int) -> dict[str, float]:
-    """Return the 95 % interval of a score's difference, result minus source, from the scores of every sample.
-
-    `part` 0 is the loss, 2 the correct answers. Empty for a single sample.
-    """
-    both = list(zip(original["samples"], result["samples"], strict=True))
-    interval = paired_interval([after[part] - before[part] for before, after in both], [after[1] for _, after in both])
-    return {"low": interval[0], "high": interval[1]} if interval else {}
-
-
-def write_batches(batches: Sequence[dict[str, Any]], file: Path) -> Path:
-    """Write batches to a file that the other process reads."""
-    from safetensors.torch import save_file
-
-    tensors = {f"{i}.{key}": value.contiguous() for i, batch in enumerate(batches) for key, value in batch.items()}
-    try:
-        save_file(tensors, file)
-    except Exception as error:
-        if disk_is_full(error):
-            raise LeanSurgeonError("The disk of the temporary folder is full.", "Free some space there.") from None
-        raise
-    return file
 
 
 def run(

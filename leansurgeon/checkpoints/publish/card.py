@@ -109,10 +109,14 @@ def front(
         made["base_model"] = base
     if made.get("base_model"):
         made["base_model_relation"] = "finetune"
-    library, pipeline = purpose(config)
+    if "architecture" in config and "model_type" not in config:
+        library = "timm"
+        pipeline = "image-classification" if config.get("num_classes", 1) else "image-feature-extraction"
+    else:
+        library, cls = "transformers", class_name(config)
+        pipeline = next((word for ending, word in PIPELINES.items() if ending in cls), "feature-extraction")
     made.setdefault("library_name", library)
-    if pipeline:
-        made.setdefault("pipeline_tag", pipeline)
+    made.setdefault("pipeline_tag", pipeline)
     own = ["custom_code", TAG] if config.get("auto_map") else [TAG]
     made["tags"] = [*(tag for tag in tags_of(made) if tag not in ("custom_code", TAG)), *own]
     if index := model_index(name, str(made.get("pipeline_tag", "other")), measured):
@@ -136,15 +140,6 @@ def tags_of(front: JsonObject) -> list[Json]:
     """Return the tags of a front matter, which may be a list, a single tag or anything else."""
     tags = front.get("tags")
     return tags if isinstance(tags, list) else [tags] if isinstance(tags, str) else []
-
-
-def purpose(config: Config) -> tuple[str, str | None]:
-    """Return `library_name` and `pipeline_tag` of a model with this config."""
-    if "architecture" in config and "model_type" not in config:
-        return "timm", "image-classification" if config.get("num_classes", 1) else "image-feature-extraction"
-    cls = class_name(config)
-    pipeline = next((word for ending, word in PIPELINES.items() if ending in cls), None)
-    return "transformers", pipeline or "feature-extraction"
 
 
 def model_index(name: str, task: str, measured: Sequence[Measured]) -> list[JsonObject]:
@@ -228,7 +223,15 @@ def write_card(
     lines += surgery(made, trained=trained) if made else []
     lines += [f"The front matter of the source's card could not be kept: {trouble}\n"] if trouble else []
     lines += ["## Training\n", "\n\n".join(training.says) + "\n"] if training else []
-    lines += loading(made, trained=trained) if made else []
+    if made:  # what the fresh process found when it loaded the result
+        proof = made.proof
+        proved = "Not reloaded after writing."
+        if proof:
+            counts = f"{proof.parameters:,} parameters, {proof.tensors}"
+            proved = f"Reloaded in a fresh process with `{proof.loaded_with}`: {counts}."
+        lines.append(f"## Loading{' before the training' if trained and proof else ''}\n\n{proved}\n")
+        if proof and made.plan.init != FRESH:
+            lines.append(sentence(proof.compared, language=made.language) + "\n")
     lines += [note + ".\n"] if note else []
     write_durably(folder / modelcard.CARD, text_of(head, "\n".join(lines)))
 
@@ -343,17 +346,3 @@ def surgery(made: SurgeryRecord, *, trained: bool) -> list[str]:
 def numbers(shape: Shape, key: str) -> str:
     """Format one number of a shape; those of several stages side by side."""
     return ", ".join(f"{getattr(stage, key):,}" for stage in shape.stages)
-
-
-def loading(made: SurgeryRecord, *, trained: bool) -> list[str]:
-    """Describe what the fresh process found when it loaded the result."""
-    proof = made.proof
-    proved = (
-        f"Reloaded in a fresh process with `{proof.loaded_with}`: {proof.parameters:,} parameters, {proof.tensors}."
-        if proof
-        else "Not reloaded after writing."
-    )
-    lines = [f"## Loading{' before the training' if trained and proof else ''}\n\n{proved}\n"]
-    if proof and made.plan.init != FRESH:
-        lines.append(sentence(proof.compared, language=made.language) + "\n")
-    return lines
