@@ -234,7 +234,7 @@ class Architecture:
         parts = [(self.keys, shape, several)]
         if apart:
             parts = [(keys, Shape((stage,)), False) for keys, stage in zip(apart, shape.stages, strict=True)]
-        written: dict[str, Any] = {}
+        written = {}
         for keys, part, lists_stages in parts:
             for key, value in self._numbers(keys, part, lists_stages).items():
                 if written.setdefault(key, value) != value:
@@ -262,7 +262,7 @@ class Architecture:
 
     def _numbers(self, keys: Keys, shape: Shape, several: bool) -> dict[str, Any]:
         """Return the values under `keys` for this shape: numbers, or lists if the config stores `several` stages so."""
-        config: dict[str, Any] = {}
+        config = {}
         for name in ("depth", "heads", "head_dim", "kv_heads", "mlp_dim"):
             if key := getattr(keys, name):
                 numbers = [getattr(stage, name) for stage in shape.stages]

@@ -48,7 +48,7 @@ def follow_layers(
     c: Config, counters: Sequence[str], index_lists: Sequence[str], layers: Sequence[int], depth: int
 ) -> dict[str, object]:
     """Return what keys that count the first layers of a kind or list layers by index say of the kept `layers`."""
-    changes: dict[str, object] = {}
+    changes = {}
     for key in counters:
         if isinstance(c.get(key), int) and c[key] < depth:
             changes[key] = sum(i < c[key] for i in layers)

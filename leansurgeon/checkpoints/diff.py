@@ -100,7 +100,7 @@ def side(source: Source) -> JsonObject:
 def diff(a: Source, b: Source) -> Diff:
     """Compare two opened sources; presets, which have no weights, only by shape and config."""
     layers, how = match_layers(a, b)
-    tensors: list[Compared] = []
+    tensors = []
     if a.weights and b.weights:  # in the order of B, then those that only A has
         match = dict(layers) | {None: None}
         have = {(match[spec.layer], name_within(spec, a)): spec for spec in a.specs if spec.layer in match}

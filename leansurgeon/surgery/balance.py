@@ -28,7 +28,6 @@ from leansurgeon.checkpoints.source import Source
 from leansurgeon.checkpoints.weights import Arrays, TensorOut, from_float32
 from leansurgeon.errors import Diverged
 from leansurgeon.measure.kappa.basis import Pair, balance
-from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.surgery import canonical
 from leansurgeon.surgery.canonical import Attention, LayerTensors, of_attention, pack, unpack
 
@@ -46,7 +45,7 @@ def balance_attention(attention: Attention, *, scores: bool) -> tuple[Attention,
         name: None if (old := getattr(attention, name)) is None else old.copy()
         for name in ("q", "k", "v", "o", "q_bias", "k_bias", "v_bias")
     }
-    record: dict[str, Any] = {}
+    record = {}
     for group in range(attention.kv_heads):
         each = attention.heads // attention.kv_heads
         heads = slice(group * each, (group + 1) * each)
@@ -70,29 +69,21 @@ def balance_attention(attention: Attention, *, scores: bool) -> tuple[Attention,
                 new["k_bias"][group] = pair.basis @ new["k_bias"][group]
             if new["q_bias"] is not None:  # q is transformed by R^-T
                 new["q_bias"][heads] = np.linalg.solve(pair.basis.T, new["q_bias"][heads].T.astype(np.float64)).T
-    return replace(attention, **new), {key: summarise_conditions(rows) for key, rows in record.items()}
+    figures = {}
+    for key, rows in record.items():  # geometric mean and worst over the balanced heads; `left` are unchanged
+        changed = [(before, after) for before, after, moved in rows if moved]
+        figures[key] = {"heads": len(rows), "left": len(rows) - len(changed)}
+        for i, name in enumerate(("before", "after") if changed else ()):
+            values = np.array([pair[i] for pair in changed])
+            mean = round(float(np.exp(np.log(values).mean())), 3)
+            figures[key][name] = {"mean": mean, "worst": round(values.max().item(), 3)}
+    return replace(attention, **new), figures
 
 
 def note(record: dict[str, list], left: str, right: str, pair: Pair) -> None:
     """Append a pair's condition numbers before and after to the rows of its two matrices."""
     for name, before, after in zip((left, right), pair.before, pair.after, strict=True):
         record.setdefault(name, []).append((before, after, pair.basis is not None))
-
-
-def summarise_conditions(rows: list[tuple[float, float, bool]]) -> JsonObject:
-    """Summarize the condition numbers of one kind of matrix in one layer: geometric mean and worst over the balanced
-    heads. `left` counts the heads left unchanged.
-    """
-    changed = [(before, after) for before, after, moved in rows if moved]
-    figures: dict[str, Any] = {"heads": len(rows), "left": len(rows) - len(changed)}
-    for i, name in enumerate(("before", "after")):
-        values = np.array([pair[i] for pair in changed])
-        if len(values):
-            figures[name] = {
-                "mean": round(float(np.exp(np.log(values).mean())), 3),
-                "worst": round(values.max().item(), 3),
-            }
-    return figures
 
 
 # -- a result --------------------------------------------------------------------------------------

@@ -21,7 +21,6 @@ from math import inf
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from leansurgeon.checkpoints.blockwise.stream import Stream
 from leansurgeon.checkpoints.recorded.decided import Decisions, GuardScore, Healing, Tried
@@ -308,7 +307,7 @@ def run_candidates(
     for layer in track(range(teacher.depth), title, "layers/s"):
         context.fill(layer)
         due = [s for s in students if s.until == layer]
-        attention: list[Tensor] = []
+        attention = []
         with ExitStack() as noted:
             # Heads to be split are fitted to the output of the attention alone on the fit samples.
             if divides_heads(context.plan, layer) and any(s.kept[s.at] == layer for s in due):

@@ -188,8 +188,8 @@ class CandidateModel:
         context.fill(kept, shop)
         work = site.on({part: stream.through(shop) for part, stream in teacher.streams.items()}, kept)
         o, down = shop.projections(kept)[0], shop.mlp_down(kept)
-        tensors: Arrays = {}
-        made: dict[str, Split | Trim] = {}
+        tensors = {}
+        made = {}
         solved: dict[str, tuple[Tensor, Tensor | None]] = {}  # weight and bias of projections of the new layer
         if divides_heads(context.plan, kept):
             tensors, made["split"] = split(context, teacher, work, kept, self.at)

@@ -147,7 +147,7 @@ def of_attention(specs: Iterable[TensorSpec]) -> list[TensorSpec]:
 
 def unpack(specs: Iterable[TensorSpec], stage: Stage, read: Callable[[str], Array]) -> Attention:
     """Return the attention held by these tensors; `read` returns a tensor in float32 by name."""
-    pieces: dict[str, Array] = {}
+    pieces = {}
     for spec in specs:
         pieces |= to_pieces(spec, read(spec.name), stage)
     return Attention(**{key: np.ascontiguousarray(piece) for key, piece in pieces.items()})
@@ -155,7 +155,7 @@ def unpack(specs: Iterable[TensorSpec], stage: Stage, read: Callable[[str], Arra
 
 def pack(attention: Attention, specs: Iterable[TensorSpec]) -> Arrays:
     """Return the tensors that hold an attention, in float32 by name, each in its file layout."""
-    tensors: Arrays = {}
+    tensors = {}
     for spec in specs:
         if len(spec.axes) == 1 and spec.role == "o":
             rows = attention.o_bias

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from leansurgeon.architectures.base import Architecture, Tensor
+from leansurgeon.architectures.base import Architecture
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UnsupportedModel, UsageError
 
@@ -20,7 +20,7 @@ def following(arch: Architecture) -> Architecture:
     """Return the family with a class attention that follows the heads of the blocks. Raises `UnsupportedModel` if there
     is none that can change.
     """
-    outer: list[Tensor] = []
+    outer = []
     for t in arch.outer:  # each tensor of it gets the role and axes of its counterpart in the blocks
         if t.role == "other_attention" and "cls_q" in t.axes:
             role, axis = ROLES[t.name.split(".")[-2]]

@@ -140,7 +140,7 @@ def memory(
     """
     kind = gpu.blas if gpu else "hopper"
     plain = replace(setting, precision=START[0], attention=START[1])
-    totals: list[int] = []
+    totals = []
     rehearsal = peak = None
     for i, (config, architecture) in enumerate(chain):
         if i == 0 or shapes[i] != shapes[i - 1]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -81,15 +82,6 @@ def another_order(model: ModelUnderTest) -> str:
 # -- more of something --------------------------------------------------------------------------------
 
 
-def check_added_heads(model: ModelUnderTest) -> str:
-    """Check that new heads change nothing until their output columns are filled, and then do."""
-    needs_same_size(model)
-    more = [(s.heads + step(s), 2 * s.heads) for s in model.source.shape.stages]
-    return check_growth(
-        model, [RequestedShape(heads=text(h), head_dim="keep") for h in zip(*more, strict=True)], "o", "heads"
-    )
-
-
 def check_split_heads(model: ModelUnderTest) -> str:
     """Check that children of the same size can share their parent's output columns."""
     needs_same_size(model)
@@ -102,14 +94,16 @@ def check_split_heads(model: ModelUnderTest) -> str:
     return "every head split in two of its size gives the same output"
 
 
-def wider_mlp(model: ModelUnderTest) -> str:
-    """Check that new units change nothing until their output columns are filled, and then do."""
-    more = [(s.mlp_dim + 8, 2 * s.mlp_dim) for s in model.source.shape.stages]
-    return check_growth(model, [RequestedShape(mlp_dim=text(m)) for m in zip(*more, strict=True)], "down", "MLP units")
-
-
-def check_growth(model: ModelUnderTest, choices: list[RequestedShape], role: str, what: str) -> str:
-    """Check added parts: nothing changes until the output columns of the new ones are filled."""
+def check_growth(model: ModelUnderTest, role: str, what: str) -> str:
+    """Check that new heads or units change nothing until their output columns are filled, and then do."""
+    stages = model.source.shape.stages
+    if role == "o":
+        needs_same_size(model)
+        more = zip(*[(s.heads + step(s), 2 * s.heads) for s in stages], strict=True)
+        choices = [RequestedShape(heads=text(heads), head_dim="keep") for heads in more]
+    else:
+        more = zip(*[(s.mlp_dim + 8, 2 * s.mlp_dim) for s in stages], strict=True)
+        choices = [RequestedShape(mlp_dim=text(units)) for units in more]
     with model.folder() as folder:
         result, output = model.cut_first_possible(folder / "cut", choices)
         expect(output, model.own, f"With more {what}, which are silent,")
@@ -144,7 +138,7 @@ def check_dropped_layers(model: ModelUnderTest) -> str:
     period = model.arch.period
     tried, reasons = [], []
     for name, place in (("middle", lambda n: n // 2), ("first", lambda n: 0)):
-        gone: list[int] = []
+        gone = []
         for span in model.source.shape.spans:
             groups = len(span) // period
             at = place(groups) * period
@@ -259,9 +253,9 @@ ROLES: dict[str, Test] = {
 }
 OPERATORS: dict[str, Test] = {
     "another order": another_order,
-    "added heads": check_added_heads,
+    "added heads": partial(check_growth, role="o", what="heads"),
     "split heads": check_split_heads,
-    "wider MLP": wider_mlp,
+    "wider MLP": partial(check_growth, role="down", what="MLP units"),
     "dropped layers": check_dropped_layers,
     "trimmed heads and MLP": check_trimming,
 }

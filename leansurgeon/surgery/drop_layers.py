@@ -63,7 +63,7 @@ def kinds_of(source: Source) -> list[Kind]:
         return []
     lists = [values for values in arch.lists(dict(source.config)).values() if isinstance(values, list | tuple)]
     switches = [values for values in lists if all(isinstance(v, str) or v in (0, 1) for v in values)]
-    kinds: list[Kind] = []
+    kinds = []
     for stage, span in enumerate(shape.spans):
         told = [values for values in switches if len(values) in (shape.depth, len(span))]
         for place, layer in enumerate(span):
@@ -156,7 +156,7 @@ def refuse_misplaced(source: Source, init: str, kept: Sequence[int]) -> None:
     """Raise `UsageError` if a kept layer cannot work at its new place; suggests layers that can stay."""
     if init == "fresh" or not (why := explain_misplaced(source, kept)):
         return
-    chosen: list[int] = []  # as many layers of each stage, with its fixed first and last ones among them
+    chosen = []  # as many layers of each stage, with its fixed first and last ones among them
     for number, span in enumerate(source.shape.spans):
         here = [i for i in kept if i in span]
         arch = source.architecture

@@ -82,23 +82,6 @@ def pace(step: int, steps: int) -> float:
     return min((step + 1) / warmup, (steps - step) / max(1, steps - warmup), 1.0)
 
 
-@dataclass(frozen=True)
-class FitResult:
-    """Outcome of a fit. Errors are relative: the root of the mean over guard tokens of |output - target|^2 /
-    |target|^2.
-    """
-
-    steps: int
-    before: float
-    after: float
-    kept: bool
-    seconds: float
-
-    def as_record(self) -> Fit:
-        """Return steps, guard errors and seconds, rounded for the record."""
-        return Fit(self.steps, round(self.before, 6), round(self.after, 6), self.kept, round(self.seconds, 2))
-
-
 def fit_examples(
     forward: Callable[..., Tensor],
     parameters: Sequence[Tensor],
@@ -109,8 +92,10 @@ def fit_examples(
     rate: float,
     cast: Callable[[], AbstractContextManager] = nullcontext,
     clock: TimeLimit = FOREVER,
-) -> FitResult:
+) -> Fit:
     """Change `parameters` in place so that `forward(hidden, **arguments)` comes close to the targets of `fit`.
+
+    Errors are relative: the root of the mean over guard tokens of |output - target|^2 / |target|^2.
 
     Adam at `rate` times `pace(step, steps)`. `cast` sets the precision of products. With a limited `clock`, the
     schedule runs at least as fast as the time. Batches come in random order, each once per round. If the error on
@@ -143,7 +128,7 @@ def fit_examples(
         with torch.no_grad():
             for parameter, old in zip(parameters, saved, strict=True):
                 parameter.copy_(old)
-    return FitResult(done, before, after, kept, perf_counter() - start)
+    return Fit(done, before, after, kept, perf_counter() - start)
 
 
 def mean_error(forward: Callable[..., Tensor], example: Example) -> Tensor:
@@ -192,29 +177,6 @@ def trainable(parameters: Sequence[Tensor]) -> Iterator[None]:
         for p, (flag, grad) in zip(parameters, before, strict=True):
             p.grad = grad
             p.requires_grad_(flag)
-
-
-def fit_span(
-    forward: Callable[..., Tensor],
-    parameters: Sequence[Tensor],
-    fit: Sequence[Example],
-    guard: Sequence[Example],
-    phase: Phase,
-    clock: TimeLimit = FOREVER,
-    device: str = "cpu",
-    most: Callable[[int], int] = lambda steps: steps,
-) -> FitResult:
-    """Fit in place, with products on a kind of `device`; if the guard does not improve, try once more at a lower rate,
-    then restore the parameters. Before each try, `most` returns how many of the given steps may be taken; the first try
-    takes at least one.
-    """
-    wanted = max(1, min(phase.steps, EPOCHS * len(fit)))
-    steps = max(1, most(wanted))
-    cast = products(fit[0].hidden.shape[-1], device)
-    done = fit_examples(forward, parameters, fit, guard, steps=steps, rate=phase.rate, clock=clock, cast=cast)
-    if done.kept or clock.gone >= 1 or not (steps := most(wanted)):
-        return done
-    return fit_examples(forward, parameters, fit, guard, steps=steps, rate=GENTLER * phase.rate, clock=clock, cast=cast)
 
 
 def products(width: int, device: str) -> Callable[[], AbstractContextManager]:

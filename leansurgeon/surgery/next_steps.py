@@ -50,7 +50,7 @@ class Indivisible:
 
 def indivisible(shape: Shape) -> tuple[Indivisible, ...]:
     """Return every number of the shape that something does not divide, each once, stage by stage."""
-    numbers: list[Indivisible] = []
+    numbers = []
     for stage in shape.stages:
         numbers += [  # groups run along a matrix's inputs: the width, the inner width (output projection) and the MLP
             Indivisible("width", stage.width, not_by(stage.width, GROUPS), (), not_by(stage.width, KERNELS)),
@@ -114,7 +114,7 @@ class LayerPattern:
                 layer = next((i for i in range(layer + 1, depth) if self.is_other(i) == self.is_other(other)), depth)
             return layer < depth
 
-        kept: list[int] = []
+        kept = []
         for place, near in enumerate(wanted):
             behind = range(kept[-1] + 1 if kept else 0, depth)
             fitting = [i for i in behind if self.is_other(i) == self.is_other(place) and follows(i, place)]

@@ -39,7 +39,7 @@ def order_operators(
     if init == "fresh":
         says = "the preset has no weights" if source.weights is None else "nothing of the source's weights is kept"
         return (Step("fresh", "fresh", f"initialise the whole model by the library's own rules; {says}"),)
-    steps: list[Step] = []
+    steps = []
     stages = list(zip(source.shape.stages, target.shape.stages, strict=True))
     for number, ((before, after), span) in enumerate(zip(stages, source.shape.spans, strict=True), 1):
         of_stage = []

@@ -295,7 +295,7 @@ def check_masked_heads(model: ModelUnderTest) -> str:
 def values(model: ModelUnderTest) -> str:
     """Check that without values the output projections receive zeros."""
     model.modules()
-    largest: list[float] = []
+    largest = []
     with model.folder() as folder:
         loaded = model.load(model.write(folder, model.change_part("v", np.zeros_like)))
         with Hooks() as hooks:

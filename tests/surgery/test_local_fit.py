@@ -57,7 +57,7 @@ def test_a_fit_comes_near_the_teacher(norm_first: bool) -> None:
         forward = forward_of(student)
         before = relative_error(forward, held)
         done = fit_examples(forward, list(student.parameters()), fit, guard, steps=60, rate=3e-3)
-        assert done.kept and done.after < done.before
+        assert done.kept and done.guard_after < done.guard_before
         assert relative_error(forward, held) < 0.5 * before
         results.append(student.state_dict())
     assert all(torch.equal(results[0][name], results[1][name]) for name in results[0])
@@ -74,7 +74,7 @@ def test_a_fit_that_does_not_help_leaves_no_trace(sign: float, rate: float) -> N
     student.requires_grad_(False)
     saved = {name: value.clone() for name, value in student.state_dict().items()}
     done = fit_examples(forward_of(student), list(student.parameters()), fit, guard, steps=10, rate=rate)
-    assert not done.kept and not done.after < done.before
+    assert not done.kept and not done.guard_after < done.guard_before
     assert all(torch.equal(saved[name], value) for name, value in student.state_dict().items())
     assert not any(p.requires_grad or p.grad is not None for p in student.parameters())
 

@@ -120,7 +120,7 @@ def count_built_towers(config: Mapping[str, Any]) -> dict[str, int]:
     except (library.Unbuildable, UnsupportedModel):
         return {}
     kinds = {type(module.config) for module in model.modules() if hasattr(module, "config")}
-    found: dict[str, int] = {}
+    found = {}
     for key, part in vars(model.config).items():
         layers = next((n for name in tiny.LAYERS if isinstance(n := getattr(part, name, None), int)), None)
         if layers and type(part) in kinds and (tower := of_section(key)):

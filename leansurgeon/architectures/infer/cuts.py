@@ -198,7 +198,7 @@ def proven_depth(library: Library, config: Config, level: Level) -> tuple[str, i
     if level.outside:
         return "a tensor outside the blocks has a part for every layer", 0, 0
     ways = ((0, 0), *((n, 0) for n in range(1, min(FIRST, level.depth - 2) + 1)), (0, 1))
-    troubles: list[str] = []
+    troubles = []
     for first, last in ways:
         why = depth_trouble(library, config, level, level.depth, first=first, last=last)
         if why is None:

@@ -126,7 +126,7 @@ def levels(library: Library, config: Config) -> tuple[list[Level], list[str]]:
 
 def common_layer(gone: list[str], last: int, left: set[str]) -> str | None:
     """Return the prefix of the last layer's names, with `{i}` for its number; None if they share no such prefix."""
-    places: Counter[str] = Counter()
+    places = Counter()
     for name in gone:
         parts = name.split(".")
         for at, part in enumerate(parts):

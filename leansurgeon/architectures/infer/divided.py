@@ -55,7 +55,7 @@ def trouble(trial: Trial, stage: Stage, now: Numbers) -> str:
 
 def letters(stage: Stage, trial: Trial) -> Pieces | None:
     """Return which axes hold queries, keys, values or the output's input; `qkv` for the three stacked."""
-    by_template: Pieces = {}
+    by_template = {}
     dims = {p[1]: t.dim() for name, t in trial.state.items() if (p := trial.locate(name)) is not None}
     for template, axes in stage.heads.axes.items():
         for axis, word in axes:

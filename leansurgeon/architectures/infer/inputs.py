@@ -36,7 +36,7 @@ def example(
     takes.pop("self", None)
     main = getattr(model, "main_input_name", "input_ids")
     main = main if main in takes else next(iter(takes))
-    inputs: dict[str, Tensor] = {}
+    inputs = {}
 
     def ids() -> Tensor:
         return apart(torch.randint(10, vocab - 10, (2, TOKENS), generator=generator), config)

@@ -84,7 +84,7 @@ def containers(linear: list[str], owners: list[str]) -> list[list[str]]:
 
     They are those under the module that holds its numbers or, if that has no output projection, under its parent.
     """
-    groups: list[list[str]] = []
+    groups = []
     for owner in owners:
         inside = [n for n in linear if n.startswith(owner + ".")]
         around = owner.rpartition(".")[0]
@@ -129,7 +129,7 @@ def specs(trial: Trial, stage: Stage, level: Level, now: Numbers) -> Iterator[di
     fewer = now.heads // 2 if plain and now.heads > 1 else now.heads * 2
     change = {key: fewer for key in (stage.heads_key, stage.kv_key if plain else None) if key in trial.config}
     owners = attentions(model, trial.library.build(trial.config | change, None), block)
-    calls: list[str] = []  # the linear maps of a block in the order of their calls
+    calls = []  # the linear maps of a block in the order of their calls
     with Hooks() as hooks:
         for name, module in model.get_submodule(block).named_modules():
             is_matrix = getattr(getattr(module, "weight", None), "ndim", 0) == 2
@@ -176,7 +176,7 @@ def find_projection_units(trial: Trial, words: Mapping[str, str], level: Level) 
     """
     files = {at: name for name, at in trial.memory.items()}
     held = trial.model.state_dict()
-    places: Places = {}
+    places = {}
     for i in range(level.depth):
         for path, word in words.items():
             for leaf in ("weight", "bias") if word != "o" else ("weight",):

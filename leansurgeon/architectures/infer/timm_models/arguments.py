@@ -61,7 +61,7 @@ def sizes(model: nn.Module) -> dict[str, tuple[int, ...]]:
 
 def constructor_arguments(cls: type[nn.Module], model_name: str, given: Config) -> Config:
     """Return every argument of a model's class by name, as its entry point passes it."""
-    noted: Config = {}
+    noted = {}
     inherited = "__init__" not in vars(cls)
     init = cls.__init__
     signature = inspect.signature(init)
@@ -91,7 +91,7 @@ def constructor_arguments(cls: type[nn.Module], model_name: str, given: Config) 
 
 def defaults(cls: type[nn.Module]) -> Config:
     """Return the default of every argument that has one; a class may pass on keyword arguments to its base."""
-    found: Config = {}
+    found = {}
     for base_class in reversed(cls.__mro__):
         parameters = inspect.signature(base_class.__init__).parameters.values()
         found |= {each.name: each.default for each in parameters if each.default is not each.empty}
@@ -107,7 +107,7 @@ def is_number(value: Any) -> bool:
 
 def flatten(args: Mapping[str, Any]) -> Config:
     """Convert `{"depths": [2, 3]}` to `{"depths.0": 2, "depths.1": 3}`; lists of layer indices stay whole."""
-    flat: Config = {}
+    flat = {}
     for name, value in args.items():
         if isinstance(value, list | tuple) and is_number(value) and name not in INDEX_LISTS:
             flat |= flatten({f"{name}.{i}": v for i, v in enumerate(value)})
@@ -118,7 +118,7 @@ def flatten(args: Mapping[str, Any]) -> Config:
 
 def unflatten(flat: Mapping[str, Any]) -> Config:
     """Invert `flatten`."""
-    args: Config = {}
+    args = {}
     for key, value in flat.items():
         name, *places = key.split(".")
         if not places:
