@@ -147,8 +147,7 @@ def exists(when: str, config: Config) -> bool:
     key, equals, value = when.partition("=")
     if equals:
         return str(config.get(key)) == value
-    negate = when.startswith("!")
-    return bool(config.get(when.lstrip("!"))) != negate
+    return bool(config.get(when.lstrip("!"))) != when.startswith("!")
 
 
 def stage_sizes(stage: Stage) -> dict[str, int]:

@@ -179,6 +179,29 @@ def trainable(parameters: Sequence[Tensor]) -> Iterator[None]:
             p.requires_grad_(flag)
 
 
+def fit_span(
+    forward: Callable[..., Tensor],
+    parameters: Sequence[Tensor],
+    fit: Sequence[Example],
+    guard: Sequence[Example],
+    phase: Phase,
+    clock: TimeLimit = FOREVER,
+    device: str = "cpu",
+    most: Callable[[int], int] = lambda steps: steps,
+) -> Fit:
+    """Fit in place, with products on a kind of `device`; if the guard does not improve, try once more at a lower rate,
+    then restore the parameters. Before each try, `most` returns how many of the given steps may be taken; the first try
+    takes at least one.
+    """
+    wanted = max(1, min(phase.steps, EPOCHS * len(fit)))
+    steps = max(1, most(wanted))
+    cast = products(fit[0].hidden.shape[-1], device)
+    done = fit_examples(forward, parameters, fit, guard, steps=steps, rate=phase.rate, clock=clock, cast=cast)
+    if done.kept or clock.gone >= 1 or not (steps := most(wanted)):
+        return done
+    return fit_examples(forward, parameters, fit, guard, steps=steps, rate=GENTLER * phase.rate, clock=clock, cast=cast)
+
+
 def products(width: int, device: str) -> Callable[[], AbstractContextManager]:
     """Return the context in which products are taken: bf16 with fp32 sums if the hardware has them and hidden states
     are wide enough to benefit.

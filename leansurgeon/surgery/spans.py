@@ -25,15 +25,13 @@ from leansurgeon.surgery.candidates import CutMark
 from leansurgeon.surgery.context import PARTS, CalibrationContext, SampleView
 from leansurgeon.surgery.local_fit import (
     EPOCHS,
-    GENTLER,
     LEAST_GAIN,
     STEP_TOKENS,
     WARMUP,
     Example,
     Phase,
     TimeLimit,
-    fit_examples,
-    products,
+    fit_span,
 )
 from leansurgeon.surgery.score import judge
 
@@ -160,10 +158,7 @@ class SpanFitter:
     def fit(
         self, layers: list[int], pieces: Mapping[str, SamplePieces], goals: Mapping[str, list[Tensor]], phase: Phase
     ) -> Fit:
-        """Train the blocks of `layers` by gradient descent to turn the `pieces` into the `goals`.
-
-        If the guard does not improve, try once more at a lower rate. The first try takes at least one step.
-        """
+        """Train the blocks of `layers` by gradient descent to turn the `pieces` into the `goals`."""
 
         def most(steps: int) -> int:
             """Return how many of these steps may be taken, and record the rest as skipped."""
@@ -184,14 +179,9 @@ class SpanFitter:
             p for layer in layers for p in self.skeleton.block(layer).parameters() if p.dim() > 1 and p.requires_grad
         ]
         fit, guard = (pieces[part].examples(goals[part]) for part in PARTS)
-        clock, wanted = self.clock.part(0.5), max(1, min(phase.steps, EPOCHS * len(fit)))
-        how = {"clock": clock, "cast": products(fit[0].hidden.shape[-1], self.skeleton.device.type)}
         with torch.enable_grad():
-            steps = max(1, most(wanted))
-            done = fit_examples(forward, parameters, fit, guard, steps=steps, rate=phase.rate, **how)
-            if not done.kept and clock.gone < 1 and (steps := most(wanted)):
-                done = fit_examples(forward, parameters, fit, guard, steps=steps, rate=GENTLER * phase.rate, **how)
-        return done
+            clock, device = self.clock.part(0.5), self.skeleton.device.type
+            return fit_span(forward, parameters, fit, guard, phase, clock, device, most)
 
 
 @dataclass(frozen=True)

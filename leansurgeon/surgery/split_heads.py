@@ -155,8 +155,7 @@ def weights_only(attention: Attention, after: Stage, gain: float) -> Attention:
     q, k = attention.q.astype(np.float64), attention.k.astype(np.float64)
     middle = np.zeros(q.shape[:2]) if attention.q_bias is None else attention.q_bias.astype(np.float64)
     c_query = q @ np.swapaxes(q, -1, -2) + middle[..., :, None] * middle[..., None, :]
-    c_key = k @ np.swapaxes(k, -1, -2)
-    u, s, vt, q_inverse, k_inverse = decompose(c_query, c_key)
+    u, s, vt, q_inverse, k_inverse = decompose(c_query, k @ np.swapaxes(k, -1, -2))
     children, rank = after.heads // attention.heads, after.head_dim
     shared = min(rank // 2, s.shape[-1])
     left, right = [], []

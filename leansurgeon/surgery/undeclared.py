@@ -143,8 +143,7 @@ def compare_cuts(
     gone = [i for i in range(shape.depth) if keep and i not in keep]
     with ExitStack() as stack:  # dropped blocks pass their input on
         for level, span in zip(stages, shape.spans, strict=False):
-            here = [i - span.start for i in gone if i in span]
-            stack.enter_context(cuts.skip_blocks(model, level, here))
+            stack.enter_context(cuts.skip_blocks(model, level, [i - span.start for i in gone if i in span]))
         by_hand = outputs(model, given)
     return replace(row, asked=asked | ({"keep": keep} if keep else {}), difference=difference(by_hand, theirs))
 

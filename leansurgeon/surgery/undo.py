@@ -140,8 +140,7 @@ def plan_undo(source: Source) -> Undo:
         class_attention=steps.class_attention,
     )
     made = Reshaped(replace(source, specs=was.specs), source.architecture, now)
-    forward = Transfer(replace(back, before=before, target=made))
-    return Undo(record, back, forward, config)
+    return Undo(record, back, Transfer(replace(back, before=before, target=made)), config)
 
 
 def undoable(source: Source) -> SurgeryRecord:

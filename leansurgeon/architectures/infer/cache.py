@@ -40,10 +40,9 @@ def folder() -> Path:
 def config_digest(config: Mapping[str, Any], tower: str | None = None) -> str:
     """Return a cache key for this config (and its tower), this library and this code."""
     said = {k: v for k, v in config.items() if k not in UNSAID}
-    labels = len(config.get("id2label") or {}) or None
     parts = [
         json.dumps(said, sort_keys=True, default=str),
-        str(labels),
+        str(len(config.get("id2label") or {}) or None),
         str(tower),
         version("transformers"),
         own_digest(),

@@ -59,8 +59,7 @@ def letters(stage: Stage, trial: Trial) -> Pieces | None:
     dims = {p[1]: t.dim() for name, t in trial.state.items() if (p := trial.locate(name)) is not None}
     for template, axes in stage.heads.axes.items():
         for axis, word in axes:
-            sink = template in stage.heads.sinks
-            role = roles.of_head_tensor(template, [word], sink, dims[template])
+            role = roles.of_head_tensor(template, [word], template in stage.heads.sinks, dims[template])
             if word not in ("q", "kv", "q+kv+kv") or role not in ("q", "k", "v", "o", "qkv"):
                 return None
             by_template.setdefault(template, []).append((axis, role))

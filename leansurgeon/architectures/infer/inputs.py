@@ -161,8 +161,7 @@ def place_features(
     if key is None:  # features are read by cross-attention from all of the text
         mask = torch.ones(SAMPLES, ids.shape[1], 1, config["vision_config"]["max_num_tiles"], dtype=torch.int64)
         return {"input_ids": ids, "cross_attention_mask": mask}
-    places = torch.full((SAMPLES, count), config[key])
-    tokens = torch.cat([ids[:, :3], places, ids[:, 3:]], 1)
+    tokens = torch.cat([ids[:, :3], torch.full((SAMPLES, count), config[key]), ids[:, 3:]], 1)
     here = (tokens == config[key]).long()
     kinds = {"mm_token_type_ids": here, "token_type_ids": here if str(config["model_type"])[:6] == "gemma3" else None}
     return {"input_ids": tokens} | {k: v for k, v in kinds.items() if k in takes and v is not None}

@@ -113,8 +113,7 @@ def run(model, batches: list, kind: str, pooling) -> tuple[dict, list]:
             logits, wanted = (output[:, :-1], labels[:, 1:]) if kind == "causal-lm" else (output, labels)
             flat, size = logits.flatten(0, -2), (len(wanted), -1)
             losses = torch.nn.functional.cross_entropy(flat, wanted.flatten(), reduction="none", ignore_index=-100)
-            hits = flat.argmax(-1) == wanted.flatten()
-            parts = (losses, wanted.flatten() != -100, hits)
+            parts = (losses, wanted.flatten() != -100, flat.argmax(-1) == wanted.flatten())
             samples += torch.stack([part.double().view(size).sum(1) for part in parts], dim=1).tolist()
         elif labels is not None and output.dim() == 2 and labels.numel() == output.numel():
             valued += torch.stack([output, labels.view_as(output)], dim=1).tolist()

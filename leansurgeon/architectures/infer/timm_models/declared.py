@@ -59,8 +59,7 @@ class TimmLibrary(Library):
     def of(cls, config: Mapping[str, Any]) -> TimmLibrary:
         """Create the library for a flat config."""
         name = config["model_type"]
-        built = arguments.build(name, args_of(config))
-        return cls(type(built), name=name)
+        return cls(type(arguments.build(name, args_of(config))), name=name)
 
     def build(self, config: Mapping[str, Any], seed: int | None = 0, device: str = "cpu") -> nn.Module:
         """Build a model in eval mode, fp32, with random weights (`seed=None` keeps timm's own).
