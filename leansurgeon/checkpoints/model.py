@@ -27,7 +27,6 @@ from leansurgeon.checkpoints.family import auto_map, convert_config, write_confi
 from leansurgeon.checkpoints.foreign import companions, trust
 from leansurgeon.checkpoints.kind import SUFFIX, class_name, find_used_class, transformers_class
 from leansurgeon.checkpoints.publish.durable import give_mode
-from leansurgeon.checkpoints.record import SurgeryRecord
 from leansurgeon.checkpoints.source import complete, tower_of, with_pad_token
 from leansurgeon.checkpoints.weights import Weights
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, UsageError
@@ -44,7 +43,7 @@ class Loaded:
     architecture: Architecture
     config: Config
     folder: Path
-    surgery: SurgeryRecord | None
+    surgery: record.SurgeryRecord | None
     stored: torch.dtype | None = None  # precision of the weight files, used again when saving; None: as in memory
     _no_cache: dict[str, bool] = field(init=False, repr=False)  # keyword arguments of every forward pass
 

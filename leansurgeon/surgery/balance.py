@@ -28,8 +28,7 @@ from leansurgeon.checkpoints.source import Source
 from leansurgeon.checkpoints.weights import Arrays, TensorOut, from_float32
 from leansurgeon.errors import Diverged
 from leansurgeon.measure.kappa.basis import Pair, balance
-from leansurgeon.surgery import canonical
-from leansurgeon.surgery.canonical import Attention, LayerTensors, of_attention, pack, unpack
+from leansurgeon.surgery.canonical import Attention, LayerTensors, of_attention, pack, rotary, unpack
 
 Array = np.ndarray
 
@@ -91,7 +90,7 @@ def note(record: dict[str, list], left: str, right: str, pair: Pair) -> None:
 
 def why_not_scores(source: Source) -> str | None:
     """Return what stands between queries, keys and their product; None if nothing does, so their basis may change."""
-    if canonical.rotary(source):
+    if rotary(source):
         return "rotary positions"
     blocks = [s for s in source.specs if s.layer is not None]
     if any(s.role in QK_NORMS for s in blocks):

@@ -15,7 +15,6 @@ from leansurgeon.checkpoints.recorded.part import plain
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UnsupportedModel
 from leansurgeon.measure.costs import flops as operations
-from leansurgeon.measure.costs.flops import Flops
 from leansurgeon.measure.costs.gpus import Gpu
 from leansurgeon.measure.costs.memory import Prediction, Rehearsal, Setting
 from leansurgeon.reading.jsonfile import JsonObject
@@ -38,7 +37,7 @@ class Cost:
 
     shape: Shape
     parameters: ParameterCount
-    flops: Flops | None
+    flops: operations.Flops | None
     flops_counted: int | None = None
     memory: Prediction | None = None
     fits: bool | None = None

@@ -24,7 +24,6 @@ from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.shape import SPACINGS, ParameterCount, Shape
 from leansurgeon.surgery import drop_layers
 from leansurgeon.surgery.class_attention import follow
-from leansurgeon.surgery.drop_layers import LayerChoice
 from leansurgeon.surgery.method import Method
 from leansurgeon.surgery.next_steps import UnfitFormats, cannot_hold
 from leansurgeon.surgery.operators import order_operators
@@ -219,7 +218,7 @@ def open_undeclared(source: Source) -> Source | None:
     return replace(source, config=config, architecture=inferred, specs=specs) if inferred.decoupled else None
 
 
-def keeping(plan: Plan, choice: LayerChoice) -> Plan:
+def keeping(plan: Plan, choice: drop_layers.LayerChoice) -> Plan:
     """Return the same plan with the layers that sample data has chosen. Raises `UsageError` if they cannot be moved."""
     refuse_moved_layers(plan.source, plan.init, choice.kept)
     steps = order_operators(plan.target, plan.init, choice, plan.method, plan.calibrated, plan.heads_by)

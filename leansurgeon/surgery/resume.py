@@ -23,7 +23,6 @@ from leansurgeon.checkpoints.publish.durable import sync_tree, write_durably
 from leansurgeon.checkpoints.weights import Arrays
 from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.reading import jsonfile
-from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.surgery.planning import Plan
 
 RECORD, KEY = "record.json", "key.json"
@@ -61,7 +60,7 @@ class Step:
     """Tensors in float32 by name, the numbers for the record, and the block-tokens that the cut had spent by then."""
 
     tensors: Arrays
-    record: JsonObject
+    record: jsonfile.JsonObject
     work: float = 0.0
 
 

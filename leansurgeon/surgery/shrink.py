@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from leansurgeon.architectures.base import Architecture, Config, TensorSpec
-from leansurgeon.architectures.towers import whole_runs
+from leansurgeon.architectures.towers import writes_text
+from leansurgeon.checkpoints.kind import class_name
 from leansurgeon.checkpoints.proof.prove import prove
 from leansurgeon.checkpoints.provenance import write_surgery
 from leansurgeon.checkpoints.publish.card import write_card
@@ -33,7 +34,6 @@ from leansurgeon.errors import (
 from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.progress import Say, silent
 from leansurgeon.surgery import drop_layers
-from leansurgeon.surgery.drop_layers import LayerChoice
 from leansurgeon.surgery.method import LAYERS
 from leansurgeon.surgery.planning import Plan, keeping
 from leansurgeon.surgery.resume import ResumeState, key_of, place_of
@@ -104,7 +104,7 @@ def decide(
             raise OutOfMemory(said, f"Free some memory{other}.") from error
         raise
     tried = [candidate.as_dict() for candidate in outcome.record.candidates]
-    choice = LayerChoice(outcome.record.layers, outcome.record.criterion, {"candidates": tried})
+    choice = drop_layers.LayerChoice(outcome.record.layers, outcome.record.criterion, {"candidates": tried})
     return DecidedCut(keeping(steps, choice), outcome.edits, outcome.record, calibration, outcome.close, kept.remove)
 
 
@@ -112,7 +112,7 @@ def unread(steps: Plan) -> tuple[str, ...]:
     """Return the tensors outside the blocks that the result's class would not read. Takes no memory for them and runs
     before anything is computed. Raises `UnsupportedModel` if the result would not load as it should.
     """
-    from leansurgeon.checkpoints.kind import body_class, class_name, classes_of
+    from leansurgeon.checkpoints.kind import body_class, classes_of
     from leansurgeon.checkpoints.model import place
 
     specs, source = steps.result.specs, steps.source
@@ -259,7 +259,8 @@ def prove_result(decided: DecidedCut, folder: Path) -> Proof:
     on real data, which cannot run through a whole model of several towers.
     """
     steps, data, source = decided.plan, decided.calibration, decided.plan.source
-    data = data if whole_runs(source.architecture.section, source.config) else None
+    section = source.architecture.section
+    data = data if not section or writes_text(section, class_name(source.config)) else None
     compare = steps.init != "fresh" and source.learned and (steps.exactness == "exact" or data is not None)
     return prove(
         folder,

@@ -109,25 +109,6 @@ def complete_config(config: Mapping[str, Any]) -> dict[str, Any]:
     return whole | {k: v for k, v in left.items() if k in KEPT or not any(k in part for part in sections)}
 
 
-def count_built_towers(config: Mapping[str, Any]) -> dict[str, int]:
-    """Return the towers that a model's class builds, with their layers; empty if there are fewer than two."""
-    from leansurgeon.architectures.infer import library, tiny
-
-    try:
-        with library.quietly():
-            full = library.whole(config)
-            model = library.Library.of(full).build(full, None, "meta")
-    except (library.Unbuildable, UnsupportedModel):
-        return {}
-    kinds = {type(module.config) for module in model.modules() if hasattr(module, "config")}
-    found = {}
-    for key, part in vars(model.config).items():
-        layers = next((n for name in tiny.LAYERS if isinstance(n := getattr(part, name, None), int)), None)
-        if layers and type(part) in kinds and (tower := of_section(key)):
-            found[tower] = layers
-    return found if len(found) > 1 else {}
-
-
 def sample(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return random inputs that a model of an undeclared family accepts, by name."""
     from leansurgeon.architectures.infer import explore, inputs, library, widened

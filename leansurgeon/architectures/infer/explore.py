@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from leansurgeon.architectures.infer import cuts, divided, tiny, traits
-from leansurgeon.architectures.infer.cuts import Trial
 from leansurgeon.architectures.infer.differences import (
     Axis,
     Level,
@@ -110,7 +109,7 @@ class Search:
         self.library, self.config, self.names = library, config, aliases(config)
         self.base = shapes(library, config)
         self.levels, self.troubles = levels(library, config)
-        self.trial = Trial.of(library, config, self.levels)
+        self.trial = cuts.Trial.of(library, config, self.levels)
         self.known: dict[tuple[str, ...], Effect | None] = {}
         self.joint: dict[str, tuple[Places, str | None]] = {}  # for numbers that several stages share
         self.ratios: dict[str, tuple[dict[int, Part], str]] = {}

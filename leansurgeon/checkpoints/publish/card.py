@@ -182,17 +182,6 @@ def of_comparison(data: str, compared: Comparison | None, language: bool) -> Mea
     return Measured(data, tuple(m for m in metrics if math.isfinite(m.value)))
 
 
-def list_figures(made: SurgeryRecord) -> list[Measured]:
-    """Return all figures of a record: those of its proof, and those on other data."""
-    if made.proof is None or made.initialised == FRESH:
-        return []
-    used = made.decided.calibration
-    kind = made.proof.compared and made.proof.compared.data
-    of = "" if kind == SEEN else ", held out"
-    name = "noise as input" if kind == "noise" else f"{public(used.name if used and used.name else 'data')}{of}"
-    return [of_comparison(name, made.proof.compared, made.language), *list_judged_figures(made)]
-
-
 def list_judged_figures(made: SurgeryRecord) -> list[Measured]:
     """Return the figures on the data that the user named for judging."""
     return [of_comparison(public(data), other, made.language) for data, other in made.judged.items()]
@@ -211,7 +200,13 @@ def write_card(
     """
     name = writable(name)
     kept, trouble = read_front_matter(source)
-    measured = list(training.measured) if training else list_figures(made) if made else []
+    measured = list(training.measured) if training else []
+    if made and made.proof and made.initialised != FRESH and not training:  # its proof, and those on other data
+        used, compared = made.decided.calibration, made.proof.compared
+        kind = compared and compared.data
+        of = "" if kind == SEEN else ", held out"
+        data = "noise as input" if kind == "noise" else f"{public(used.name if used and used.name else 'data')}{of}"
+        measured = [of_comparison(data, compared, made.language), *list_judged_figures(made)]
     base = base_of(made.source if made else None, source, kept)
     config, used = read_config(folder), find_used_class_in(folder)
     note = head_note(class_name(config), used, folder)
