@@ -22,7 +22,7 @@ from leansurgeon.surgery import canonical, probes, refit_block, split_heads, tri
 from leansurgeon.surgery.candidates import Candidate, NewLayer, course, divides_heads, last_made, marks, stages_of
 from leansurgeon.surgery.context import CalibrationContext, SampleView, TeacherOutputs
 from leansurgeon.surgery.probes import check_finite, closing_norm, weight_of
-from leansurgeon.surgery.refit_block import BlockFit, HealResult, Samples
+from leansurgeon.surgery.refit_block import BlockFit, Samples
 from leansurgeon.surgery.transfer import Transfer
 
 RIDGES = (1e-3, 1e-2, 0.1, 1.0)
@@ -140,7 +140,11 @@ class CandidateModel:
             decided = replace(decided, **self.make(teacher, site, new.kept))
         guard = None  # output of the block on the guard, once known
         if self.heals:
-            refitted = self.refit(teacher, site, new)
+            refitted = refit_block.heal_pre_norm(site, attention=new.changed and self.candidate.attention)
+            if refitted is None and new.cut:
+                stream, layer = teacher.streams["guard"], teacher.layer  # the teacher's block is still filled
+                closing = closing_norm(stream.skeleton.block(layer), lambda: stream.call(0, stream.hidden[0], layer))
+                refitted = None if closing is None else refit_block.absorb(site, closing)
             before = refit_block.error(site, site.guard) if refitted is None else refitted.before
             told = "no linear way to the output" if refitted is None else refitted.record
             decided = replace(decided, error_before=round(before, 6), refit=told)
@@ -167,17 +171,6 @@ class CandidateModel:
             check_finite(states, f"behind new layer {self.at}")
         return outputs
 
-    def refit(self, teacher: TeacherOutputs, site: BlockFit, new: NewLayer) -> HealResult | None:
-        """Refit the linear maps of a pre-norm block, else its closing norm after a cut. Return None if neither
-        applies.
-        """
-        healed = refit_block.heal_pre_norm(site, attention=new.changed and self.candidate.attention)
-        if healed is not None or not new.cut:
-            return healed
-        stream, layer = teacher.streams["guard"], teacher.layer  # the teacher's block is still filled
-        closing = closing_norm(stream.skeleton.block(layer), lambda: stream.call(0, stream.hidden[0], layer))
-        return None if closing is None else refit_block.absorb(site, closing)
-
     def make(self, teacher: TeacherOutputs, site: BlockFit, kept: int) -> dict[str, Split | Trim]:
         """Fill the block with the new form of source layer `kept`, and return the decisions. The source's block is
         filled in a separate skeleton (the workshop) and runs on the *student's* hidden states, so the choice accounts
@@ -186,7 +179,11 @@ class CandidateModel:
         context, shop = self.context, self.context.workshop
         before, after = stages_of(context.plan, kept)
         context.fill(kept, shop)
-        work = site.on({part: stream.through(shop) for part, stream in teacher.streams.items()}, kept)
+        fit, guard = (
+            replace(samples, stream=teacher.streams[part].through(shop))
+            for part, samples in (("fit", site.fit), ("guard", site.guard))
+        )
+        work = replace(site, layer=kept, fit=fit, guard=guard)
         o, down = shop.projections(kept)[0], shop.mlp_down(kept)
         tensors = {}
         made = {}

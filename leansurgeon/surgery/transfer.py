@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import ChainMap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property, partial
 from math import prod
@@ -110,8 +110,17 @@ class Transfer:
         outs = []
         for target in self.plan.result.specs:
             spec = self.origin(target)
-            entry = self.weights.entries[spec.name]
-            make = self.maker(target, spec, entry.dtype)
+            entry, maps, make = self.weights.entries[spec.name], self.maps_of(spec), None
+            changes = spec.layer is not None or spec.role in FOLLOWERS
+            resized = changes and maps.before.head_dim != maps.after.head_dim
+            if changes and target.name in self.edits:
+                make = partial(self.make_edited, target.name, entry.dtype)
+            elif resized and (target.role in OF_HEADS or (target.role == "o" and target.shape != entry.shape)):
+                make = partial(self.make_afresh, target, entry.dtype)
+            elif resized and target.role == "o":
+                make = None  # same size: its columns no longer belong to particular heads
+            elif changes and any(map(maps.moves, spec.axes)):
+                make = partial(self.gather, target, spec, entry.dtype)
             if make is None:
                 outs.append(TensorOut(target.name, entry.dtype, entry.shape, entry=entry))
             else:
@@ -127,21 +136,6 @@ class Transfer:
         if template in self.by_layer[old]:
             return self.by_layer[old][template]
         return replace(self.by_layer[self.plan.before.spans[target.stage].start][template], layer=old)
-
-    def maker(self, target: TensorSpec, spec: TensorSpec, dtype: str) -> Callable[[], Array] | None:
-        """Return the function that makes a tensor of the result (edited, fresh or gathered); None if it is copied."""
-        maps, same_size = self.maps_of(spec), target.shape == self.weights.entries[spec.name].shape
-        if spec.layer is None and spec.role not in FOLLOWERS:
-            return None
-        if target.name in self.edits:
-            return lambda: from_float32(np.ascontiguousarray(self.edits[target.name], np.float32), dtype)
-        if maps.before.head_dim != maps.after.head_dim:
-            if target.role in OF_HEADS or (target.role == "o" and not same_size):
-                return partial(self.make_afresh, target, dtype)
-            if target.role == "o":  # same size: its columns no longer belong to particular heads
-                return None
-        moves = any(map(maps.moves, spec.axes))
-        return partial(self.gather, target, spec, dtype) if moves else None
 
     def split_layer(self, layer: int) -> Arrays:
         """Return the attention of a new layer with heads of another size: exact if they grow, else by weights alone."""
@@ -177,6 +171,10 @@ class Transfer:
             rows[as_slice(at[start : start + len(values)])] = from_float32(values, dtype)
             start += len(values)
         return new
+
+    def make_edited(self, name: str, dtype: str) -> Array:
+        """Return a tensor that sample data or a split has changed."""
+        return from_float32(np.ascontiguousarray(self.edits[name], np.float32), dtype)
 
     def make_afresh(self, target: TensorSpec, dtype: str) -> Array:
         """Initialize the tensor: norms of q and k with one, other vectors with zero, matrices normal."""
