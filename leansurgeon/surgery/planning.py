@@ -8,6 +8,7 @@ surgery.json.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
@@ -190,10 +191,18 @@ def reshape_source(source: Source, wanted: RequestedShape) -> tuple[Reshaped, Ta
     try:
         resolved = resolve(source, wanted)
     except UnsupportedModel:
-        other = open_undeclared(source)
-        if other is None:
+        arch, inferred = source.architecture, None
+        own = arch.stores_head_dim or arch.decoupled or arch.evidence
+        if arch.library == "transformers" and not own and source.weights:
+            config = infer.complete_config(source.config)
+            with suppress(UnsupportedModel):
+                found = infer.architecture(config)
+                specs = match(found, config, source.weights.shapes)
+                inferred = found if found.decoupled else None
+        if inferred is None:
             raise
-        source, resolved = other, resolve(other, wanted)
+        source = replace(source, config=config, architecture=inferred, specs=specs)
+        resolved = resolve(source, wanted)
     return Reshaped(source, resolved.architecture, resolved.shape), resolved
 
 
@@ -202,20 +211,6 @@ def without_data(steps: Plan) -> Plan:
     period = steps.source.architecture.period
     choice = drop_layers.without_data(steps.before, steps.after, steps.method, period, steps.source)
     return keeping(replace(steps, calibrated=False), choice)
-
-
-def open_undeclared(source: Source) -> Source | None:
-    """Return the source with an inferred declaration, if that allows heads of their own size; else None."""
-    arch = source.architecture
-    if arch.library != "transformers" or arch.stores_head_dim or arch.decoupled or arch.evidence or not source.weights:
-        return None
-    config = infer.complete_config(source.config)
-    try:
-        inferred = infer.architecture(config)
-        specs = match(inferred, config, source.weights.shapes)
-    except UnsupportedModel:
-        return None
-    return replace(source, config=config, architecture=inferred, specs=specs) if inferred.decoupled else None
 
 
 def keeping(plan: Plan, choice: drop_layers.LayerChoice) -> Plan:

@@ -78,25 +78,19 @@ class Undo:
         new = self.plan.source.weights.raw(spec.name)
         firsts = [first[places != FRESH] for places, first in (np.unique(p, return_index=True) for p in picks)]
         old = new[np.ix_(*firsts)]
-        if not is_untouched(new, old, picks, spec.role):
+        places = [np.flatnonzero(pick != FRESH) for pick in picks]
+        copies = new[np.ix_(*places)]
+        untouched = np.array_equal(copies, old[np.ix_(*[p[at] for p, at in zip(picks, places, strict=True)])])
+        if spec.role in SILENT:
+            untouched = untouched and np.count_nonzero(new) == np.count_nonzero(copies)
+        elif spec.role == "head_mix" and new.ndim > 1:  # old heads receive nothing from new ones
+            untouched = untouched and not new[np.ix_(places[0], np.flatnonzero(picks[1] == FRESH))].any()
+        if not untouched:
             raise UsageError(
                 f"'{spec.name}' has changed since surgery: entries that were silent or copies have been trained.",
                 "A model that was trained after surgery cannot be undone; take the source itself.",
             )
         return old
-
-
-def is_untouched(new: np.ndarray, old: np.ndarray, picks: list[np.ndarray], role: str) -> bool:
-    """Return whether `new` is still what the operators make of `old`, ignoring new entries without effect."""
-    places = [np.flatnonzero(pick != FRESH) for pick in picks]
-    copies = new[np.ix_(*places)]
-    if not np.array_equal(copies, old[np.ix_(*[p[at] for p, at in zip(picks, places, strict=True)])]):
-        return False
-    if role in SILENT:
-        return int(np.count_nonzero(new)) == int(np.count_nonzero(copies))
-    if role == "head_mix" and new.ndim > 1:  # old heads receive nothing from new ones
-        return not new[np.ix_(places[0], np.flatnonzero(picks[1] == FRESH))].any()
-    return True
 
 
 # -- whether and how -------------------------------------------------------------------------------
