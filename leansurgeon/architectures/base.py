@@ -172,7 +172,7 @@ class Architecture:
         over_all = keeps and any(tensor.role == "qk_norm_all" for tensor in tensors)
         return ({"heads": ALL_HEADS} if over_all else {}) | dict(self.refused)
 
-    def lists(self, config: Config) -> dict[str, Any]:
+    def lists(self, config: Config) -> Config:
         """Return the values of the `per_layer` keys, by the family's rule if a file omits one."""
         c, rules = self.flat(config), self.defaults
         with rules_of(self.name):
@@ -260,7 +260,7 @@ class Architecture:
             c.pop(key, None)
         return config
 
-    def _numbers(self, keys: Keys, shape: Shape, several: bool) -> dict[str, Any]:
+    def _numbers(self, keys: Keys, shape: Shape, several: bool) -> Config:
         """Return the values under `keys` for this shape: numbers, or lists if the config stores `several` stages so."""
         config = {}
         for name in ("depth", "heads", "head_dim", "kv_heads", "mlp_dim"):

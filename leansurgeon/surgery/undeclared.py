@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from leansurgeon import architectures
-from leansurgeon.architectures.base import Architecture
+from leansurgeon.architectures.base import Architecture, Config
 from leansurgeon.architectures.infer import cuts, inputs
 from leansurgeon.architectures.infer.differences import Level, build_small_config, levels
 from leansurgeon.architectures.infer.library import (
@@ -82,7 +82,7 @@ def in_scratch(name: str, cls: str, product: Callable[[Path], FamilyCheck]) -> F
 
 
 def through_the_product(
-    name: str, library: Library, small: dict[str, Any], tower: str | None, drawn: RandomModel, place: Path
+    name: str, library: Library, small: Config, tower: str | None, drawn: RandomModel, place: Path
 ) -> FamilyCheck:
     """Cut a small model of the type as a user would, and compare it with a cut by hand."""
     stages, _ = levels(library, small)
@@ -109,7 +109,7 @@ def through_the_product(
 def compare_cuts(
     row: FamilyCheck,
     source: Source,
-    config: Mapping[str, Any],
+    config: Config,
     model: torch.nn.Module,
     stages: Sequence[Level],
     example: Callable[[], Mapping[str, Any]],
@@ -148,7 +148,7 @@ def compare_cuts(
     return replace(row, asked=asked | ({"keep": keep} if keep else {}), difference=difference(by_hand, theirs))
 
 
-def choose_kept_layers(arch: Architecture, small: Mapping[str, Any], shape: Shape) -> list[int]:
+def choose_kept_layers(arch: Architecture, small: Config, shape: Shape) -> list[int]:
     """Return all layers except the second and the second to last of each stage; if layers alternate, all except the
     second group; if other parts read from certain layers, all except the first.
     """

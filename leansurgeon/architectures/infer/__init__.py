@@ -8,11 +8,11 @@ entry. Importing this package is cheap; torch is loaded when a family is request
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from leansurgeon.architectures.base import Architecture
+from leansurgeon.architectures.base import Architecture, Config
 from leansurgeon.architectures.foreign import library_builds
 from leansurgeon.architectures.towers import of_section
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, disk_is_full, memory_is_short
@@ -25,7 +25,7 @@ KEPT = ("dtype", "torch_dtype", "transformers_version", "_name_or_path")  # keys
 _found: dict[str, Architecture] = {}  # in this process, by digest of the config
 
 
-def architecture(config: Mapping[str, Any], tower: str | None = None) -> Architecture:
+def architecture(config: Config, tower: str | None = None) -> Architecture:
     """Return the declaration of a config's family; for a multi-tower model, of one tower (text, if there is one).
 
     Raises `UnsupportedModel` with the reason if none can be inferred.
@@ -43,7 +43,7 @@ def architecture(config: Mapping[str, Any], tower: str | None = None) -> Archite
     return _read_or_infer(cache.config_digest(config, tower), lambda: _infer_tower(config, tower))
 
 
-def _of_timm(config: Mapping[str, Any]) -> Architecture:
+def _of_timm(config: Config) -> Architecture:
     """Return the same for a timm config with complete arguments."""
     from leansurgeon.architectures.infer import cache
     from leansurgeon.architectures.infer.timm_models import declared
@@ -67,7 +67,7 @@ def _read_or_infer(key: str, infer: Callable[[], Architecture]) -> Architecture:
     return _found[key]
 
 
-def timm_config(name: str, args: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def timm_config(name: str, args: Config | None = None) -> Config:
     """Return the complete config.json of a timm model without a declaration. Raises `UnsupportedModel`."""
     from leansurgeon.architectures.infer.timm_models import declared
 
@@ -75,7 +75,7 @@ def timm_config(name: str, args: Mapping[str, Any] | None = None) -> dict[str, A
         return declared.complete_config(name.split(".")[0], dict(args or {}))
 
 
-def is_inferred(config: Mapping[str, Any]) -> bool:
+def is_inferred(config: Config) -> bool:
     """Return whether a timm config says that no hand-written declaration fits its model, whatever its name."""
     return isinstance(config.get("leansurgeon"), dict) and "model_type" not in config
 
@@ -97,7 +97,7 @@ def make_decoupled_form(base: Architecture) -> Architecture:
     return lean(base)
 
 
-def complete_config(config: Mapping[str, Any]) -> dict[str, Any]:
+def complete_config(config: Config) -> Config:
     """Return a config with every key that the library adds, so that surgery cannot change a derived default."""
     from leansurgeon.architectures.infer import library
 
@@ -109,7 +109,7 @@ def complete_config(config: Mapping[str, Any]) -> dict[str, Any]:
     return whole | {k: v for k, v in left.items() if k in KEPT or not any(k in part for part in sections)}
 
 
-def sample(config: Mapping[str, Any]) -> dict[str, Any]:
+def sample(config: Config) -> dict[str, Any]:
     """Return random inputs that a model of an undeclared family accepts, by name."""
     from leansurgeon.architectures.infer import explore, inputs, library, widened
 
@@ -126,7 +126,7 @@ def sample(config: Mapping[str, Any]) -> dict[str, Any]:
         return inputs.example(model, full, vocab=vocab)
 
 
-def _infer_tower(config: Mapping[str, Any], tower: str | None) -> Architecture:
+def _infer_tower(config: Config, tower: str | None) -> Architecture:
     from leansurgeon.architectures.infer import bind, cache, explore, library, tiny
     from leansurgeon.architectures.infer.finding import Finding
 

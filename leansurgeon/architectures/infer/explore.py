@@ -54,7 +54,7 @@ def fails(trouble: str | None) -> bool:
 SHARED = "=1"  # the number 1 itself, in place of a key
 
 
-def sections_of(config: Mapping[str, Any], tower: str | None) -> list[str]:
+def sections_of(config: Config, tower: str | None) -> list[str]:
     """Return the parts of a config that may describe towers, the likelier first.
 
     These are the parts of the requested tower, or all usual ones, then the config itself (an empty name), and finally
@@ -70,7 +70,7 @@ def sections_of(config: Mapping[str, Any], tower: str | None) -> list[str]:
     return [*there(usual for usual, *_ in places), "", *there(key for _, *rest in places for key in rest)]
 
 
-def explore(config: Mapping[str, Any], tower: str | None = None) -> Finding:
+def explore(config: Config, tower: str | None = None) -> Finding:
     """Return everything that can be found about the family of a `config.json`.
 
     Errors of the library are never raised.

@@ -8,11 +8,13 @@ and these are counted.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from leansurgeon.architectures.tensors import Config
 
 TOKENS = 15
 VOCAB = 200  # size of a small model's vocabulary, larger than its other sizes, as in real models
@@ -23,9 +25,7 @@ EDGE = 4  # merged patches per side of an image whose size is free
 Noise = Callable[..., Tensor]
 
 
-def example(
-    model: nn.Module | type[nn.Module], config: Mapping[str, Any], seed: int = 0, vocab: int = VOCAB
-) -> dict[str, Tensor]:
+def example(model: nn.Module | type[nn.Module], config: Config, seed: int = 0, vocab: int = VOCAB) -> dict[str, Tensor]:
     """Return inputs that a model (or its class) runs on, according to its main input and forward signature.
 
     `config` gives the image size and the tokens that stand for images; the number of features of such an image is taken
@@ -82,13 +82,13 @@ def example(
     return inputs
 
 
-def several_kinds(model: nn.Module | type[nn.Module], config: Mapping[str, Any]) -> bool:
+def several_kinds(model: nn.Module | type[nn.Module], config: Config) -> bool:
     """Return whether a model reads images or sound beside text, with features in place of tokens."""
     takes = inspect.signature(model.forward).parameters
     return any(reads(names, config, takes) for names in (IMAGE_TOKENS, AUDIO_TOKENS))
 
 
-def image_size(config: Mapping[str, Any]) -> tuple[int, ...]:
+def image_size(config: Config) -> tuple[int, ...]:
     config = config if config.get("image_size") else config.get("vision_config") or config
     size = config.get("image_size") or config.get("img_size") or config.get("crop_size") or 64
     sides = list(size) if isinstance(size, list | tuple) else [size, size]
@@ -96,7 +96,7 @@ def image_size(config: Mapping[str, Any]) -> tuple[int, ...]:
     return (2, *frames, count_channels(config), *sides[-2:])
 
 
-def patches(config: Mapping[str, Any], noise: Any) -> dict[str, Tensor]:
+def patches(config: Config, noise: Any) -> dict[str, Tensor]:
     """Return two images cut into flat patches, with their numbers of rows and columns (SigLIP 2)."""
     part = config.get("vision_config") or config
     side = int((part.get("num_patches") or 16) ** 0.5)
@@ -105,7 +105,7 @@ def patches(config: Mapping[str, Any], noise: Any) -> dict[str, Tensor]:
     return {"pixel_values": pixels, "pixel_attention_mask": torch.ones(2, side * side).long(), "spatial_shapes": shapes}
 
 
-def features(config: Mapping[str, Any], noise: Any) -> Tensor:
+def features(config: Config, noise: Any) -> Tensor:
     bins = (
         config.get("num_mel_bins")
         or config.get("feature_projection_input_dim")
@@ -122,16 +122,16 @@ def features(config: Mapping[str, Any], noise: Any) -> Tensor:
 # -- images and sound beside text ----------------------------------------------------------------------
 
 
-def key_of(names: tuple[str, ...], config: Mapping[str, Any]) -> str | None:
+def key_of(names: tuple[str, ...], config: Config) -> str | None:
     return next((name for name in names if isinstance(config.get(name), int)), None)
 
 
-def count_channels(part: Mapping[str, Any]) -> int:
+def count_channels(part: Config) -> int:
     """Return the channels of the images that a part of a config describes."""
     return next((part[key] for key in ("num_channels", "in_channels", "in_chans") if part.get(key)), 3)
 
 
-def reads(names: tuple[str, ...], config: Mapping[str, Any], takes: Mapping[str, Any]) -> bool:
+def reads(names: tuple[str, ...], config: Config, takes: Collection[str]) -> bool:
     """Return whether text and features of a kind are joint inputs, which `names` places among the tokens."""
     section, given = ("vision_config", "pixel_values") if names is IMAGE_TOKENS else ("audio_config", "input_features")
     placed = key_of(names, config) or (names is IMAGE_TOKENS and "cross_attention_mask" in takes)
@@ -139,7 +139,7 @@ def reads(names: tuple[str, ...], config: Mapping[str, Any], takes: Mapping[str,
 
 
 def join_features(
-    model: nn.Module, config: Mapping[str, Any], takes: Mapping[str, Any], ids: Tensor, noise: Noise
+    model: nn.Module, config: Config, takes: Collection[str], ids: Tensor, noise: Noise
 ) -> dict[str, Tensor]:
     """Return `ids` with placeholders for features, and the inputs that the features are made of.
 
@@ -155,7 +155,7 @@ def join_features(
 
 
 def place_features(
-    config: Mapping[str, Any], takes: Mapping[str, Any], ids: Tensor, key: str | None, count: int
+    config: Config, takes: Collection[str], ids: Tensor, key: str | None, count: int
 ) -> dict[str, Tensor]:
     """Return text, `count` placeholders, and text again, with the masks that distinguish them."""
     if key is None:  # features are read by cross-attention from all of the text
@@ -167,7 +167,7 @@ def place_features(
     return {"input_ids": tokens} | {k: v for k, v in kinds.items() if k in takes and v is not None}
 
 
-def apart(ids: Tensor, config: Mapping[str, Any]) -> Tensor:
+def apart(ids: Tensor, config: Config) -> Tensor:
     """Return ids without those that the config gives a special meaning."""
     special = {v for k, v in config.items() if k.endswith(("_token_id", "_token_index")) and isinstance(v, int)}
     for _ in special:
@@ -198,7 +198,7 @@ def count_features(model: nn.Module, method: str, given: Mapping[str, Tensor]) -
     return sum(part.numel() // part.shape[-1] for part in parts) // SAMPLES or None
 
 
-def pictures(config: Mapping[str, Any], takes: Mapping[str, Any], noise: Noise) -> Iterator[dict[str, Tensor]]:
+def pictures(config: Config, takes: Collection[str], noise: Noise) -> Iterator[dict[str, Tensor]]:
     """Yield images in the forms that models accept, the rarest first."""
     vision = config["vision_config"]
     channels = count_channels(vision)
@@ -223,14 +223,14 @@ def pictures(config: Mapping[str, Any], takes: Mapping[str, Any], noise: Noise) 
     yield {"pixel_values": noise(SAMPLES, 1, channels, *sides)}
 
 
-def grid(vision: Mapping[str, Any], noise: Noise) -> tuple[Tensor, Tensor]:
+def grid(vision: Config, noise: Noise) -> tuple[Tensor, Tensor]:
     """Return images of free size as concatenated rows of patches, and the frames, rows and columns of each."""
     edge = EDGE * (vision.get("spatial_merge_size") or vision.get("merge_size") or 1)
     row = count_channels(vision) * (vision.get("temporal_patch_size") or 1) * vision["patch_size"] ** 2
     return noise(SAMPLES * edge**2, row), torch.tensor([[1, edge, edge]] * SAMPLES)
 
 
-def sounds(config: Mapping[str, Any], takes: Mapping[str, Any], noise: Noise) -> Iterator[dict[str, Tensor]]:
+def sounds(config: Config, takes: Collection[str], noise: Noise) -> Iterator[dict[str, Tensor]]:
     """Yield log-mel features of a whole window."""
     audio = config["audio_config"]
     bins, positions = audio.get("num_mel_bins"), audio.get("max_source_positions")

@@ -251,7 +251,7 @@ IDS = ("_token_id", "_token_index", "_id", "_token_ids")
 ATTEMPTS = 7
 
 
-def aliases(config: Mapping[str, Any]) -> dict[str, str]:
+def aliases(config: Config) -> dict[str, str]:
     """Return transformers' names by a family's own names."""
     from leansurgeon.architectures.infer.library import config_class
 

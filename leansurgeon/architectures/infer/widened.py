@@ -44,7 +44,7 @@ INNER = ("all_head_size", "inner_dim", "split_size", "total_attn_dim", "attentio
 class LeanLibrary(Library):
     """The library's class behind our modelling file."""
 
-    def settings(self, config: Mapping[str, Any]) -> Any:
+    def settings(self, config: Config) -> Any:
         with raising(REFUSED):
             return with_plain_attention(decoupled_any.LeanConfig.from_dict(self.join_config(config)))
 

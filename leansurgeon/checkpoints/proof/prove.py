@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import astuple, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from leansurgeon import architectures
 from leansurgeon.architectures import infer
@@ -26,6 +26,7 @@ from leansurgeon.checkpoints.record import Comparison, Proof
 from leansurgeon.checkpoints.source import with_pad_token
 from leansurgeon.errors import Diverged, LeanSurgeonError, disk_is_full
 from leansurgeon.intervals import paired_interval
+from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.reading.pooling import read_pooling
 from leansurgeon.version import PACKAGE
 
@@ -34,7 +35,6 @@ ROOM = 2**29  # bytes of weights in memory at a time, about as much as a blockwi
 EXACT = 1e-4  # relative to the outputs' spread: allowed rounding error of an exact plan in fp32
 
 Families = tuple[Architecture | None, Architecture | None]
-HowToLoad: TypeAlias = dict[str, Any]  # the `how` argument of `reload_check`
 
 
 def prove(
@@ -91,7 +91,7 @@ def prove(
     return replace(proof, compared=against(original, account, data, exact))
 
 
-def check(account: dict[str, Any], parameters: int, lacking: Sequence[str] = ()) -> None:
+def check(account: JsonObject, parameters: int, lacking: Sequence[str] = ()) -> None:
     """Raise `LeanSurgeonError` if a result does not reload as planned.
 
     `lacking` are tensors that its source lacks as well and that the library initialises in both (the pooler of an
@@ -117,7 +117,7 @@ def check(account: dict[str, Any], parameters: int, lacking: Sequence[str] = ())
         )
 
 
-def against(original: dict[str, Any], result: dict[str, Any], data: str, exact: bool) -> Comparison:
+def against(original: JsonObject, result: JsonObject, data: str, exact: bool) -> Comparison:
     """Compare the outputs of result and source, given what the fresh process found for each.
 
     Raises `LeanSurgeonError` if the plan is `exact` and the outputs differ by more than `EXACT` times their spread.
@@ -175,7 +175,7 @@ def of_values(valued: Sequence[Sequence[Sequence[float]]]) -> dict[str, float]:
 
 def run(
     folder: Path, source: Path | None, inputs: Path | None, kind: str, families: Families = (None, None)
-) -> tuple[dict[str, Any], str]:
+) -> tuple[JsonObject, str]:
     """Load and run `folder`, then `source`, in a fresh process.
 
     Returns its findings for both, and the last line of its error output in case it did not finish.
@@ -212,7 +212,7 @@ def run(
     return accounts, (done.stderr.strip().splitlines() or ["no message"])[-1]
 
 
-def how_to_load(folder: Path, family: Architecture | None = None, *, as_documented: bool = False) -> HowToLoad:
+def how_to_load(folder: Path, family: Architecture | None = None, *, as_documented: bool = False) -> JsonObject:
     """Return what `reload_check` needs to load a folder.
 
     These are the `folder`, the `class`, our `module` that defines it (or registers its timm entry point), whether the
@@ -241,7 +241,7 @@ def how_to_load(folder: Path, family: Architecture | None = None, *, as_document
     return how | what_it_takes(architecture, config)
 
 
-def what_it_takes(architecture: Architecture, config: Config) -> HowToLoad:
+def what_it_takes(architecture: Architecture, config: Config) -> JsonObject:
     """Return what the family says of its inputs, for `reload_check.example`."""
     takes, flat = architecture.takes, architecture.flat(config)
     said = {"tokens": takes.only_tokens(flat), "two_texts": bool(flat.get(takes.second_text))}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from typing import Any
@@ -105,7 +105,7 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def flatten(args: Mapping[str, Any]) -> Config:
+def flatten(args: Config) -> Config:
     """Convert `{"depths": [2, 3]}` to `{"depths.0": 2, "depths.1": 3}`; lists of layer indices stay whole."""
     flat = {}
     for name, value in args.items():
@@ -116,7 +116,7 @@ def flatten(args: Mapping[str, Any]) -> Config:
     return flat
 
 
-def unflatten(flat: Mapping[str, Any]) -> Config:
+def unflatten(flat: Config) -> Config:
     """Invert `flatten`."""
     args = {}
     for key, value in flat.items():

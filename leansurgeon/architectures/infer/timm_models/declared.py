@@ -56,12 +56,12 @@ class TimmLibrary(Library):
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, config: Mapping[str, Any]) -> TimmLibrary:
+    def of(cls, config: Config) -> TimmLibrary:
         """Create the library for a flat config."""
         name = config["model_type"]
         return cls(type(arguments.build(name, args_of(config))), name=name)
 
-    def build(self, config: Mapping[str, Any], seed: int | None = 0, device: str = "cpu") -> nn.Module:
+    def build(self, config: Config, seed: int | None = 0, device: str = "cpu") -> nn.Module:
         """Build a model in eval mode, fp32, with random weights (`seed=None` keeps timm's own).
 
         Raises `Unbuildable`.
@@ -75,14 +75,14 @@ class TimmLibrary(Library):
     def state_in_file(self, model: nn.Module) -> dict[str, Tensor]:
         return {name: tensor.detach() for name, tensor in model.state_dict().items()}
 
-    def reload(self, config: Mapping[str, Any], state: Mapping[str, Tensor]) -> nn.Module:
+    def reload(self, config: Config, state: Mapping[str, Tensor]) -> nn.Module:
         """Load such a file as `timm.create_model` does for a folder. Raises `Unbuildable`."""
         model = self.build(config, None)
         with raising(UNLOADED):
             model.load_state_dict(dict(state), strict=True)
         return model
 
-    def example(self, model: nn.Module, config: Mapping[str, Any], seed: int = 0) -> dict[str, Tensor]:
+    def example(self, model: nn.Module, config: Config, seed: int = 0) -> dict[str, Tensor]:
         """Return noise images under the name of the forward pass's first argument."""
         first = next(iter(inspect.signature(model.forward).parameters))
         generator = torch.Generator().manual_seed(seed)
@@ -90,7 +90,7 @@ class TimmLibrary(Library):
         return {first: torch.randn(BATCH, channels, self.side, self.side, generator=generator)}
 
 
-def args_of(config: Mapping[str, Any]) -> Config:
+def args_of(config: Config) -> Config:
     """Return the constructor arguments of a flat config."""
     return arguments.unflatten({k: v for k, v in config.items() if k != "model_type"})
 
@@ -167,7 +167,7 @@ class TimmSearch(Search):
 # -- declaration --------------------------------------------------------------------------------------
 
 
-def architecture(config: Mapping[str, Any]) -> Architecture:
+def architecture(config: Config) -> Architecture:
     """Return the inferred declaration for a timm config with complete arguments. Raises `UnsupportedModel`."""
     name = config["architecture"]
     flat = {"model_type": name} | arguments.flatten(config.get("model_args") or {})  # the form that inference uses
@@ -236,7 +236,7 @@ def lean(base: Architecture) -> Architecture:
     return with_head_dims(base, LEAN, "timm_any.py", adopt)
 
 
-def native(config: Mapping[str, Any]) -> Config:
+def native(config: Config) -> Config:
     """Return the config of timm's own model for a config of ours."""
     args = dict(config["model_args"])
     spec = args.pop("lean")
