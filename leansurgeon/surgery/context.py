@@ -242,7 +242,7 @@ class CalibrationContext:
         Behind the last layer that it changes, only a `share` of the guard samples continues.
         """
         fit, guard, first = (self.tokens(some) for some in (batches["fit"], batches["guard"], batches["guard"][:1]))
-        pre_norm, looks = self.source.architecture.norm == "pre", 2 * first
+        heals, pre_norm, looks = self.heals, self.source.architecture.norm == "pre", 2 * first
         # How far a projection reaches (or which norm closes the block) is found on one batch; the sums take all.
         refit = looks * (1 if pre_norm else 2) + fit + 2 * guard
         layers = course(way.kept, self.plan)
@@ -250,7 +250,7 @@ class CalibrationContext:
         total, begun, gone = 0.0, False, False
         for j, new in enumerate(layers):
             begun, gone = begun or new.changed, gone or new.cut
-            refits = self.heals and (new.cut or (pre_norm and (new.near or (gone and way.later))))
+            refits = heals and (new.cut or (pre_norm and (new.near or (gone and way.later))))
             goes_on = fit if j < last else 0.0
             if begun and not (new.changed or refits):
                 total += goes_on + (guard if j < last else share * guard)

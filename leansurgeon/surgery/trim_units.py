@@ -64,14 +64,7 @@ def trim(
     left = torch.full((shared,), groups // shared)
     to_go = groups - keep
     while to_go:
-        # The cost of removing each group alone.
-        w = (weight * worth.to(weight).sqrt())[: groups * group]
-        if group == 1:
-            scores = w.pow(2).sum(1) / inverse.diagonal()[:groups]
-        else:
-            at = torch.arange(groups * group).reshape(groups, group)
-            blocks, w = inverse[at[:, :, None], at[:, None, :]], w.reshape(groups, group, -1)  # (groups, S, S)
-            scores = (w * torch.linalg.solve(blocks, w)).sum((1, 2))
+        scores = group_costs(inverse, weight, group, groups, worth)
         scores[~alive] = torch.inf
         scores[list(fixed)] = torch.inf
         batch = max(1, min(to_go, -(-(groups - keep) // ROUNDS)))
@@ -102,3 +95,14 @@ def trim(
 def inputs_of(groups: Sequence[int], group: int) -> Tensor:
     """Return the indices of the inputs of some groups, each of `group` inputs."""
     return (torch.tensor(groups)[:, None] * group + torch.arange(group)).reshape(-1)
+
+
+def group_costs(inverse: Tensor, weight: Tensor, group: int, groups: int, worth: Tensor) -> Tensor:
+    """Return the cost of removing each group alone; outputs are weighted by `worth` (O,)."""
+    inputs, weight = groups * group, weight * worth.to(weight).sqrt()
+    if group == 1:
+        return weight[:inputs].pow(2).sum(1) / inverse.diagonal()[:inputs]
+    at = torch.arange(inputs).reshape(groups, group)
+    blocks = inverse[at[:, :, None], at[:, None, :]]  # (groups, S, S)
+    w = weight[:inputs].reshape(groups, group, -1)
+    return (w * torch.linalg.solve(blocks, w)).sum((1, 2))

@@ -137,7 +137,7 @@ def _infer_tower(config: Config, tower: str | None) -> Architecture:
         with library.quietly():
             small = [tiny.shrunk(full, attempt) for attempt in range(tiny.ATTEMPTS + 1)]
         # All models with the same small form share the cached finding.
-        said = {"model_type": model_type, "small": [cache.key_numbers(one) for one in small]}
+        said = {"model_type": full["model_type"], "small": [cache.key_numbers(one) for one in small]}
         key = cache.config_digest(said, tower)
         if (finding := cache.read(key, Finding)) is None:
             finding = explore.explore(full, tower)

@@ -113,9 +113,8 @@ def levels(library: Library, config: Config) -> tuple[list[Level], list[str]]:
             continue
         outside = any(after[name] != base[name] and not layer_number_pattern(prefix).match(name) for name in after)
         of_layers = tuple(k for k in less if isinstance(less[k], list | tuple) and len(less[k]) == len(config[k]) - 1)
-        outer = (
-            library.outer if library.section == "vision_config" else {}
-        )  # the whole model's keys refer to its vision
+        # Keys of the whole model refer to its vision.
+        outer = library.outer if library.section == "vision_config" else {}
         taps = [k for k in TAPS if not stages and (config.get(k) is not None or outer.get(k) is not None)]
         stages.append(Level(key, prefix, shorter[0] + ".{i}", config[key], of_layers, tuple(taps), outside))
     first_of_each = {level.layer: level for level in reversed(stages)}
