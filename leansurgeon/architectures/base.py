@@ -35,22 +35,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from leansurgeon.architectures.facts import Takes, scale_by_key
 from leansurgeon.architectures.foreign import UNFIT, rules_of
-from leansurgeon.architectures.limits import ALL_HEADS, clip_taps, follow_layers, move_taps, of_layers
+from leansurgeon.architectures.limits import ALL_HEADS, follow_layers, move_taps, of_layers
 from leansurgeon.architectures.tensors import (
     Blocks,
     Config,
     Keys,
+    Takes,
     Tensor,
     TensorSpec,
     count_parameters,
     exact_ratio,
     exists,
-    fill,
     is_count,
     like,
     read_key,
+    scale_by_key,
     sizes_of,
     stage_sizes,
     write_key,
@@ -172,7 +172,7 @@ class Architecture:
         over_all = keeps and any(tensor.role == "qk_norm_all" for tensor in tensors)
         return ({"heads": ALL_HEADS} if over_all else {}) | dict(self.refused)
 
-    def lists(self, config: Config) -> dict[str, Any]:
+    def lists(self, config: Config) -> Config:
         """Return the values of the `per_layer` keys, by the family's rule if a file omits one."""
         c, rules = self.flat(config), self.defaults
         with rules_of(self.name):
@@ -183,7 +183,8 @@ class Architecture:
         if self.stages:
             return self.stages[stage]
         paths = (self.projection,) if isinstance(self.projection, str) else self.projection
-        return Blocks(fill(self.layer, stage), self.block, tuple(fill(path, stage) for path in paths))
+        layer, *paths = (path.replace("{s}", str(stage)) for path in (self.layer, *paths))
+        return Blocks(layer, self.block, tuple(paths))
 
     def shape(self, config: Config) -> Shape:
         """Return the shape that a config describes, with one stage unless its depth is a list."""
@@ -221,11 +222,19 @@ class Architecture:
         several = isinstance(c.get(self.keys.depth), list | tuple)
         lists = self.lists(config)  # written in full, even if left to a rule, which would be wrong for the kept layers
         for stage in shape.stages:
-            self._check_heads(stage)
+            if self.keys.head_dim:
+                if self.heads_divide_width and stage.width % stage.heads:
+                    near = divisors_near(stage.width, stage.heads)
+                    raise UsageError(
+                        f"{stage.width} is not divisible by {stage.heads} heads, and transformers refuses such a "
+                        f"{self.name} config; nearest: {near}."
+                    )
+            elif not self._natural(stage):
+                raise UsageError(self.why_not_decoupled(stage))
         parts = [(self.keys, shape, several)]
         if apart:
             parts = [(keys, Shape((stage,)), False) for keys, stage in zip(apart, shape.stages, strict=True)]
-        written: dict[str, Any] = {}
+        written = {}
         for keys, part, lists_stages in parts:
             for key, value in self._numbers(keys, part, lists_stages).items():
                 if written.setdefault(key, value) != value:
@@ -246,16 +255,14 @@ class Architecture:
                 c[key] = of_layers(key, values, here)
         if layers is not None:
             c.update(follow_layers(c, self.counters, self.index_lists, list(layers), depth))
-            move_taps(self.taps, (c, config), list(layers), depth)
-        else:
-            clip_taps(self.taps, (c, config), shape.stages[0].depth)
+        move_taps(self.taps, (c, config), layers, shape.stages[0].depth if layers is None else depth)
         for key in self.forget:
             c.pop(key, None)
         return config
 
-    def _numbers(self, keys: Keys, shape: Shape, several: bool) -> dict[str, Any]:
+    def _numbers(self, keys: Keys, shape: Shape, several: bool) -> Config:
         """Return the values under `keys` for this shape: numbers, or lists if the config stores `several` stages so."""
-        config: dict[str, Any] = {}
+        config = {}
         for name in ("depth", "heads", "head_dim", "kv_heads", "mlp_dim"):
             if key := getattr(keys, name):
                 numbers = [getattr(stage, name) for stage in shape.stages]
@@ -271,17 +278,6 @@ class Architecture:
                 f"{self.name} fixes the MLP at {keys.mlp_default} x width; its config cannot hold {stage.mlp_dim}."
             )
         return config
-
-    def _check_heads(self, stage: Stage) -> None:
-        if self.keys.head_dim:
-            if self.heads_divide_width and stage.width % stage.heads:
-                near = divisors_near(stage.width, stage.heads)
-                raise UsageError(
-                    f"{stage.width} is not divisible by {stage.heads} heads, and transformers refuses such a "
-                    f"{self.name} config; nearest: {near}."
-                )
-        elif not self._natural(stage):
-            raise UsageError(self.why_not_decoupled(stage))
 
     def _natural(self, stage: Stage) -> bool:
         """Return whether the library itself would derive this head_dim."""

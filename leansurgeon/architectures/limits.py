@@ -26,7 +26,7 @@ BY_LAYER = "per_layer_config"  # settings of single layers, by layer index
 def check_allowed(name: str, refused: Mapping[str, str], now: Shape, shape: Shape) -> None:
     """Raise `UnsupportedModel` if a number changes that must not, with the reason and with what may change."""
     for kind, reason in refused.items():
-        pairs = [(a, b) for a, b in zip(now.stages, shape.stages, strict=True)]
+        pairs = zip(now.stages, shape.stages, strict=True)
         if any(getattr(a, number) != getattr(b, number) for a, b in pairs for number in NUMBERS[kind]):
             able = " and ".join(text for other, text in CAN.items() if other not in refused)
             raise UnsupportedModel(
@@ -48,7 +48,7 @@ def follow_layers(
     c: Config, counters: Sequence[str], index_lists: Sequence[str], layers: Sequence[int], depth: int
 ) -> dict[str, object]:
     """Return what keys that count the first layers of a kind or list layers by index say of the kept `layers`."""
-    changes: dict[str, object] = {}
+    changes = {}
     for key in counters:
         if isinstance(c.get(key), int) and c[key] < depth:
             changes[key] = sum(i < c[key] for i in layers)
@@ -68,21 +68,18 @@ def of_single_layers(c: Config, layers: Sequence[int]) -> Config:
     return {BY_LAYER: {str(new): own[old] for new, old in enumerate(layers) if old in own}}
 
 
-def move_taps(keys: Sequence[str], places: Sequence[Config], layers: Sequence[int], depth: int) -> None:
+def move_taps(keys: Sequence[str], places: Sequence[Config], layers: Sequence[int] | None, depth: int) -> None:
     """Renumber the `TAPS` keys for the kept `layers` of the first stage, of `depth` layers.
 
-    A key is in the first of the `places` that has it.
+    A key is in the first of the `places` that has it. If no layers were chosen yet (None), keys are only limited to
+    `depth` layers: enough for counting parameters.
     """
     for key in keys:
         place = next(place for place in places if key in place)
-        place[key] = follow_taps(key, place[key], [i for i in layers if i < depth], depth)
-
-
-def clip_taps(keys: Sequence[str], places: Sequence[Config], depth: int) -> None:
-    """Limit the `TAPS` keys to this many layers when no layers were chosen yet: enough for counting parameters."""
-    for key in keys:
-        place = next(place for place in places if key in place)
-        place[key] = within(place[key], depth if key in HIDDEN_STATES else depth - 1)
+        if layers is None:
+            place[key] = within(place[key], depth if key in HIDDEN_STATES else depth - 1)
+        else:
+            place[key] = follow_taps(key, place[key], [i for i in layers if i < depth], depth)
 
 
 def within(number: Any, last: int) -> Any:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from leansurgeon.architectures.base import Architecture
-from leansurgeon.architectures.tensors import BUFFERS, Blocks, Config, TensorSpec, layer_number_pattern
+from leansurgeon.architectures.tensors import BUFFERS, Config, TensorSpec, layer_number_pattern
 from leansurgeon.errors import UnsupportedModel, plural, quote
 
 AHEAD = ("num_nextn_predict_layers", "mtp_num_hidden_layers")  # layers for multi-token prediction, after the others
@@ -21,7 +21,17 @@ def match(architecture: Architecture, config: Config, names: Mapping[str, tuple[
     """
     shape = architecture.shape(config)
     stages = [architecture.blocks(i) for i in range(len(shape.stages))]
-    prefix = _prefix(architecture, stages, names)
+    first, prefixes = stages[0].layer.format(i=0), architecture.prefixes
+    prefix = next((p for p in prefixes if any(n.startswith(p + first) for n in names)), None)
+    if prefix is None:
+        others = [b.layer.format(i=0) for b in stages[1:] if b.keys]
+        alone = any(start in name for start in others for name in names)
+        raise UnsupportedModel(
+            f"The config says {architecture.name}, but no tensor is named like '{prefixes[0] + first}...'.",
+            "A decoder without its encoder is not declared."
+            if alone
+            else "Do config.json and the weights belong together?",
+        )
     declared = {spec.name: spec for spec in architecture.tensors(config, shape, prefix)}
     patterns = [layer_number_pattern(prefix + b.layer) for b in stages]
     cls = (config.get("architectures") or [""])[0]
@@ -66,23 +76,6 @@ def match(architecture: Architecture, config: Config, names: Mapping[str, tuple[
         specs.append(spec)
     _check_complete(declared, {spec.name for spec in specs}, shape.depth)
     return tuple(specs)
-
-
-def _prefix(architecture: Architecture, stages: Sequence[Blocks], names: Mapping[str, object]) -> str:
-    """Return the prefix of the declared names in this file (`bert.`, or none)."""
-    first = stages[0].layer.format(i=0)
-    prefixes = architecture.prefixes
-    prefix = next((p for p in prefixes if any(n.startswith(p + first) for n in names)), None)
-    if prefix is None:
-        others = [b.layer.format(i=0) for b in stages[1:] if b.keys]
-        alone = any(start in name for start in others for name in names)
-        raise UnsupportedModel(
-            f"The config says {architecture.name}, but no tensor is named like '{prefixes[0] + first}...'.",
-            "A decoder without its encoder is not declared."
-            if alone
-            else "Do config.json and the weights belong together?",
-        )
-    return prefix
 
 
 def _check_complete(declared: Mapping[str, TensorSpec], have: set[str], depth: int) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from leansurgeon.architectures.base import Config
 from leansurgeon.architectures.families import load_families
@@ -45,28 +44,18 @@ def get(name: str) -> Preset:
 def read() -> dict[str, Preset]:
     """Return every preset by name."""
     document, _ = yamlfile.read(Path(__file__).with_name("presets.yaml"))
-    return {name: _preset(name, **said) for name, said in document.items()}
-
-
-def _preset(
-    name: str,
-    *,
-    family: str,
-    config: Config,
-    timm: str | None = None,
-    pixels: Config | None = None,
-    labels: int = 0,
-    notes: tuple[str, ...] = (),
-    **said: Any,
-) -> Preset:
-    if timm:
-        config = folder_config(load_families()[family], timm, config, pixels)
-    if labels:  # transformers derives the number of classes from these keys
-        config = config | {
-            "id2label": {str(i): f"LABEL_{i}" for i in range(labels)},
-            "label2id": {f"LABEL_{i}": i for i in range(labels)},
-        }
-    return Preset(name, family, config, notes=tuple(notes), **said)
+    presets = {}
+    for name, said in document.items():
+        timm, pixels, labels = said.pop("timm", None), said.pop("pixels", None), said.pop("labels", 0)
+        if timm:
+            said["config"] = folder_config(load_families()[said["family"]], timm, said["config"], pixels)
+        if labels:  # transformers derives the number of classes from these keys
+            said["config"] |= {
+                "id2label": {str(i): f"LABEL_{i}" for i in range(labels)},
+                "label2id": {f"LABEL_{i}": i for i in range(labels)},
+            }
+        presets[name] = Preset(name, **said | {"notes": tuple(said.get("notes", ()))})
+    return presets
 
 
 PRESETS: dict[str, Preset] = read()

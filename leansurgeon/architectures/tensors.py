@@ -1,4 +1,4 @@
-"""Tensors of a declaration: templates with roles and axes, and the sizes that follow from a config.
+"""Parts of a declaration: tensors with roles and axes, the sizes that follow from a config, what models accept.
 
 `families/__init__.py` explains how to write them, `base.py` what they mean.
 """
@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -15,6 +15,7 @@ from leansurgeon.errors import UnsupportedModel
 from leansurgeon.shape import ParameterCount, Stage
 
 Config = dict[str, Any]
+POSITIONS = ("max_position_embeddings", "n_positions", "block_size")  # keys for the number of positions
 
 QK_NORMS = ("qk_norm", "qk_norm_all")  # over the entries of a head; over the channels of all heads
 PARTS = {
@@ -146,8 +147,7 @@ def exists(when: str, config: Config) -> bool:
     key, equals, value = when.partition("=")
     if equals:
         return str(config.get(key)) == value
-    negate = when.startswith("!")
-    return bool(config.get(when.lstrip("!"))) != negate
+    return bool(config.get(when.lstrip("!"))) != when.startswith("!")
 
 
 def stage_sizes(stage: Stage) -> dict[str, int]:
@@ -171,11 +171,6 @@ def sizes_of(axes: Iterable[str], dims: Mapping[str, int]) -> tuple[int, ...]:
         raise UnsupportedModel(
             f"The config does not say the size of '{error.args[0]}'.", "Is config.json complete?"
         ) from None
-
-
-def fill(pattern: str, stage: int) -> str:
-    """Insert the number of the stage into a pattern; `{i}` stays."""
-    return pattern.replace("{s}", str(stage))
 
 
 def layer_number_pattern(layer: str) -> re.Pattern[str]:
@@ -243,3 +238,36 @@ def exact_ratio(mlp_dim: int, width: int) -> float | int:
         return mlp_dim // width
     ratio = mlp_dim / width
     return ratio if int(width * ratio) == mlp_dim else (mlp_dim + 0.5) / width
+
+
+# -- facts of a family beyond its tensors ---------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Takes:
+    """What the models of a family accept, if the common config keys do not say it.
+
+    `special_tokens` are added to the patches of an image (class, distillation, registers); `any_image_size` means that
+    positions are interpolated to the image. For text, `skipped_positions` are never used, `only_tokens` is the only
+    length that a model accepts (None: any), and `second_text` is the config key of a model that reads two texts.
+    """
+
+    special_tokens: Callable[[Config], int] = lambda config: 0
+    any_image_size: bool = False
+    skipped_positions: Callable[[Config], int] = lambda config: 0
+    only_tokens: Callable[[Config], int | None] = lambda config: None
+    second_text: str = ""
+
+    def most_tokens(self, config: Config) -> int | None:
+        """Return the largest number of text tokens that a model has positions for; None if there is no limit."""
+        lengths = [config[key] for key in POSITIONS if isinstance(config.get(key), int) and config[key] > 0]
+        return min(lengths) - self.skipped_positions(config) if lengths else None
+
+
+def scale_by_key(config: Config) -> float | None:
+    """Return the factor that a config key sets instead of 1/sqrt(head_dim); None if no key does."""
+    if config.get("attention_multiplier") is not None:
+        return float(config["attention_multiplier"])
+    if config.get("query_pre_attn_scalar") is not None:
+        return float(config["query_pre_attn_scalar"] ** -0.5)
+    return None

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 CHOSEN = "LEANSURGEON_TOWER"  # passes the choice on to child processes
 # The parts of configs that describe each tower, the usual one first.
@@ -44,11 +43,6 @@ def meant(tower: str | None) -> Iterator[None]:
 def of_section(section: str | None) -> str | None:
     """Return the tower that a part of a config describes."""
     return next((tower for tower, known in SECTIONS.items() if section in known), None)
-
-
-def whole_runs(section: str, config: Mapping[str, Any]) -> bool:
-    """Return whether a model runs on the input of the selected part: it is no tower of several, or writes text."""
-    return not section or writes_text(section, (config.get("architectures") or [""])[0])
 
 
 def writes_text(section: str, cls: str) -> bool:

@@ -158,7 +158,7 @@ def check(config: Config, path: Path) -> None:
     check_kinds(config)
 
 
-def sections(config: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
+def sections(config: Config, where: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield a config and those nested in it (timm's `model_args`, `text_config`, ...), each with its key path."""
     yield where, config
     for key, value in config.items():
@@ -166,7 +166,7 @@ def sections(config: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, 
             yield from sections(value, f"{where}{key}.")
 
 
-def check_kinds(config: Mapping[str, Any]) -> None:
+def check_kinds(config: Config) -> None:
     """Raise `UnsupportedModel` for the first key whose value has a kind that no library accepts."""
     for where, values in sections(config):
         for key, value in values.items():
@@ -184,7 +184,7 @@ def flat(value: Json) -> Iterator[Json]:
         yield from flat(part)
 
 
-def is_built(config: Mapping[str, Any], size: int) -> bool:
+def is_built(config: Config, size: int) -> bool:
     """Return whether some tensor of the model's class, built on meta, has a side of at least `size`.
 
     Returns True if the class cannot be built.
@@ -199,7 +199,7 @@ def is_built(config: Mapping[str, Any], size: int) -> bool:
     return any(side >= size for parameter in model.parameters() for side in parameter.shape)
 
 
-def check_sizes(config: Mapping[str, Any], shapes: Iterable[tuple[int, ...]]) -> None:
+def check_sizes(config: Config, shapes: Iterable[tuple[int, ...]]) -> None:
     """Raise `UnsupportedModel` if the config asks for more layers or larger sizes than the tensors have.
 
     The error gives both numbers. This runs before any library builds the model. Sizes that the model's class does not

@@ -9,7 +9,7 @@ or both from the same source, layer 4 of B may be layer 9 of A. Otherwise they a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import inf, isfinite, prod, sqrt
 from typing import Any
@@ -100,8 +100,15 @@ def side(source: Source) -> JsonObject:
 def diff(a: Source, b: Source) -> Diff:
     """Compare two opened sources; presets, which have no weights, only by shape and config."""
     layers, how = match_layers(a, b)
-    tensors = tuple(compare_tensors(a, b, layers)) if a.weights and b.weights else ()
-    return Diff(a, b, layers, how, tuple(differing(a.config, b.config)), tensors)
+    tensors = []
+    if a.weights and b.weights:  # in the order of B, then those that only A has
+        match = dict(layers) | {None: None}
+        have = {(match[spec.layer], name_within(spec, a)): spec for spec in a.specs if spec.layer in match}
+        for spec in b.specs:
+            tensors.append(compare_tensor(a, have.pop((spec.layer, name_within(spec, b)), None), b, spec))
+        for spec in (*have.values(), *(spec for spec in a.specs if spec.layer not in match)):
+            tensors.append(compare_tensor(a, spec, b, None))
+    return Diff(a, b, layers, how, tuple(differing(a.config, b.config)), tuple(tensors))
 
 
 # -- which layer is which --------------------------------------------------------------------------
@@ -144,16 +151,6 @@ def pair_layers(a: Sequence[int], b: Sequence[int]) -> tuple[tuple[int, int], ..
 # -- tensors ---------------------------------------------------------------------------------------
 
 
-def compare_tensors(a: Source, b: Source, pairs: Iterable[tuple[int, int]]) -> Iterator[Compared]:
-    """Compare every tensor of both models, in the order of B, then those that only A has."""
-    layers = dict(pairs) | {None: None}
-    have = {(layers[spec.layer], name_within(spec, a)): spec for spec in a.specs if spec.layer in layers}
-    for spec in b.specs:
-        yield compare_tensor(a, have.pop((spec.layer, name_within(spec, b)), None), b, spec)
-    for spec in (*have.values(), *(spec for spec in a.specs if spec.layer not in layers)):
-        yield compare_tensor(a, spec, b, None)
-
-
 def name_within(spec: TensorSpec, source: Source) -> str:
     """Return a tensor's name without its block's or, outside the blocks, without the prefix of the model's class."""
     if spec.layer is not None:
@@ -166,9 +163,19 @@ def compare_tensor(a: Source, spec_a: TensorSpec | None, b: Source, spec_b: Tens
     """Compare one tensor of A with its counterpart in B; either may be missing, but not both."""
     one = spec_a and a.weights.entries[spec_a.name]
     other = spec_b and b.weights.entries[spec_b.name]
-    state, change = ("only in A" if one else "only in B"), None
-    if one and other:
-        state, change = compare_values(one, other)
+    change = None
+    if not (one and other):
+        state = "only in A" if one else "only in B"
+    elif one.shape != other.shape:
+        state = "other shape"
+    elif same_bytes(one, other):
+        state = "same"
+    else:
+        state, moved, size = "changed", 0.0, 0.0
+        for u, v in zip(read_pieces(one), read_pieces(other), strict=True):
+            moved, size = moved + float(np.square(v - u).sum()), size + float(np.square(u).sum())
+        ratio = sqrt(moved / size) if size else inf if moved else 0.0
+        change = ratio if isfinite(ratio) else None
     return Compared(
         name_within(spec_b, b) if spec_b else name_within(spec_a, a),
         spec_a and spec_a.name,
@@ -183,19 +190,6 @@ def compare_tensor(a: Source, spec_a: TensorSpec | None, b: Source, spec_b: Tens
         one and one.dtype,
         other and other.dtype,
     )
-
-
-def compare_values(a: Entry, b: Entry) -> tuple[str, float | None]:
-    """Return the state of two matching tensors, and ||B - A|| / ||A||, None if it is not finite."""
-    if a.shape != b.shape:
-        return "other shape", None
-    if same_bytes(a, b):
-        return "same", None
-    moved = size = 0.0
-    for u, v in zip(read_pieces(a), read_pieces(b), strict=True):
-        moved, size = moved + float(np.square(v - u).sum()), size + float(np.square(u).sum())
-    change = sqrt(moved / size) if size else inf if moved else 0.0
-    return "changed", change if isfinite(change) else None
 
 
 def read_pieces(entry: Entry) -> Iterator[np.ndarray]:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
 
 from leansurgeon import architectures
 from leansurgeon.architectures.base import Architecture, Config
@@ -27,7 +28,6 @@ from leansurgeon.checkpoints.family import auto_map, convert_config, write_confi
 from leansurgeon.checkpoints.foreign import companions, trust
 from leansurgeon.checkpoints.kind import SUFFIX, class_name, find_used_class, transformers_class
 from leansurgeon.checkpoints.publish.durable import give_mode
-from leansurgeon.checkpoints.record import SurgeryRecord
 from leansurgeon.checkpoints.source import complete, tower_of, with_pad_token
 from leansurgeon.checkpoints.weights import Weights
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, UsageError
@@ -40,11 +40,11 @@ from leansurgeon.reading.pooling import Pooling, read_pooling
 class Loaded:
     """A model with the information that training, measurement and saving need."""
 
-    model: torch.nn.Module
+    model: nn.Module
     architecture: Architecture
     config: Config
     folder: Path
-    surgery: SurgeryRecord | None
+    surgery: record.SurgeryRecord | None
     stored: torch.dtype | None = None  # precision of the weight files, used again when saving; None: as in memory
     _no_cache: dict[str, bool] = field(init=False, repr=False)  # keyword arguments of every forward pass
 
@@ -53,7 +53,7 @@ class Loaded:
         caches = "use_cache" in inspect.signature(self.model.forward).parameters
         self._no_cache = {"use_cache": False} if caches else {}
 
-    def forward(self, batch: Mapping[str, torch.Tensor], model: torch.nn.Module | None = None) -> torch.Tensor:
+    def forward(self, batch: Mapping[str, Tensor], model: nn.Module | None = None) -> Tensor:
         """Return the logits of a batch, or the last hidden states of a model without a head.
 
         `model` may be a wrapper of this one (DDP, compiled). Labels and keys that start with `_` are not passed to the
@@ -77,7 +77,7 @@ class Loaded:
         own = replace(inside(architecture, place), section="")
         return Loaded(self.model.get_submodule(place), own, self.config[architecture.section], self.folder, None)
 
-    def features(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def features(self, batch: Mapping[str, Tensor]) -> Tensor:
         """Return the last hidden states (B, T, D) of the body below any head, after its final norm.
 
         For a model of several towers they are those of the selected tower; timm's pyramids return (B, ..., D).
@@ -110,7 +110,7 @@ class Loaded:
         return paths
 
     @property
-    def blocks(self) -> list[torch.nn.Module]:
+    def blocks(self) -> list[nn.Module]:
         """The blocks in order, over all stages."""
         names = dict(self.model.named_modules())
         modules = []
@@ -164,7 +164,7 @@ def inside(architecture: Architecture, place: str) -> Architecture:
     return replace(architecture, stages=tuple(stages))
 
 
-def tower_around(inside: str, model: torch.nn.Module, architecture: Architecture) -> str:
+def tower_around(inside: str, model: nn.Module, architecture: Architecture) -> str:
     """Return the path of the selected tower around `inside`; empty if the whole model runs on that tower's input.
 
     Raises `UnsupportedModel` if the tower does not run by itself.
@@ -182,7 +182,7 @@ def tower_around(inside: str, model: torch.nn.Module, architecture: Architecture
     raise UnsupportedModel(said, "`shrink --uncalibrated` and `plan` take it; or measure another tower.")
 
 
-def initialise(config: Config, architecture: Architecture, seed: int) -> torch.nn.Module:
+def initialise(config: Config, architecture: Architecture, seed: int) -> nn.Module:
     """Create a new model by the library's own initialisation, reproducible from `seed`."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -211,7 +211,7 @@ def entry_module(name: str) -> str:
     return f"leansurgeon.models.{file.removesuffix('.py')}"
 
 
-def create_timm(name: str, **kwargs: Any) -> torch.nn.Module:
+def create_timm(name: str, **kwargs: Any) -> nn.Module:
     """Create a timm model by its name, including those of our own modelling files."""
     import timm
 
@@ -221,7 +221,7 @@ def create_timm(name: str, **kwargs: Any) -> torch.nn.Module:
 
 
 def save_model(
-    model: torch.nn.Module,
+    model: nn.Module,
     architecture: Architecture,
     config: Config,
     folder: Path,
@@ -246,12 +246,12 @@ def save_model(
     write_config(folder, read_config(folder) | {"architectures": config["architectures"]} | said, architecture)
 
 
-def cast(tensor: torch.Tensor, stored: torch.dtype | None) -> torch.Tensor:
+def cast(tensor: Tensor, stored: torch.dtype | None) -> Tensor:
     """Convert a floating-point tensor to the stored precision; return other tensors unchanged."""
     return tensor if stored is None or not tensor.is_floating_point() else tensor.to(stored)
 
 
-def half(model: torch.nn.Module, stored: torch.dtype) -> dict[str, torch.Tensor]:
+def half(model: nn.Module, stored: torch.dtype) -> dict[str, Tensor]:
     """Return the state dict in the stored precision; tied tensors stay tied."""
     made, narrow = {}, {}
     for name, tensor in model.state_dict().items():
@@ -263,7 +263,7 @@ def half(model: torch.nn.Module, stored: torch.dtype) -> dict[str, torch.Tensor]
 def load(
     folder: Path,
     head: str | None = None,
-    overrides: Mapping[str, Any] | None = None,
+    overrides: Config | None = None,
     *,
     as_stored: bool = False,
     tower: str | None = None,
@@ -305,7 +305,7 @@ def load(
     return Loaded(model, architecture, config, folder, surgery, stored)
 
 
-def check_fit(config: Config, overrides: Mapping[str, Any]) -> None:
+def check_fit(config: Config, overrides: Config) -> None:
     """Raise `UsageError` if the task's data do not fit the model's fixed sizes."""
     vocab, have = overrides.get("vocab_size"), config.get("vocab_size")
     if vocab and have and vocab > have:
@@ -322,7 +322,7 @@ def check_fit(config: Config, overrides: Mapping[str, Any]) -> None:
             )
 
 
-def load_timm(folder: Path, config: Config, overrides: Mapping[str, Any]) -> tuple[torch.nn.Module, Config]:
+def load_timm(folder: Path, config: Config, overrides: Config) -> tuple[nn.Module, Config]:
     """Load a timm model strictly with its weights; return it with its config. `num_labels` gives it a new head."""
     args = dict(config.get("model_args", {}))
     with library_builds(config["architecture"]):
@@ -342,9 +342,9 @@ def load_transformers(
     config: Config,
     architecture: Architecture,
     head: str | None,
-    overrides: Mapping[str, Any],
+    overrides: Config,
     dtype: torch.dtype,
-) -> torch.nn.Module:
+) -> nn.Module:
     """Load a transformers model with its weights, in its own class or in that for the task `head`."""
     name = class_name(config)
     speaks = head == "causal-lm" and writes_text(architecture.section, name)
@@ -414,18 +414,14 @@ def place(
                 )
     except Exception:  # libraries raise errors of any type; reloading the result gives the reason
         return None
-    return Placement(missing, unexpected, mismatched, not run or is_callable(model))
-
-
-@torch.no_grad()
-def is_callable(model: torch.nn.Module) -> bool:
-    """Return whether a model on meta accepts tokens."""
-    try:
-        with quietly():
-            model.eval()(input_ids=torch.zeros(1, 8, dtype=torch.long, device="meta"))
-    except Exception:  # as above
-        return False
-    return True
+    runs = True
+    if run:
+        try:
+            with quietly(), torch.no_grad():
+                model.eval()(input_ids=torch.zeros(1, 8, dtype=torch.long, device="meta"))
+        except Exception:  # as above
+            runs = False
+    return Placement(missing, unexpected, mismatched, runs)
 
 
 def task_classes(architecture: Architecture, head: str) -> list[str]:

@@ -22,8 +22,7 @@ def to_pieces(spec: TensorSpec, values: Array, stage: Stage) -> Pieces | None:
     if spec.role == "o":
         if end:
             return {"o_bias": values}
-        by_width = np.moveaxis(values, spec.axes.index("width"), 0)
-        return {"o": by_width.reshape(-1, stage.heads, stage.head_dim)}
+        return {"o": np.moveaxis(values, spec.axes.index("width"), 0).reshape(-1, stage.heads, stage.head_dim)}
     return None
 
 

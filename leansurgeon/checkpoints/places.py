@@ -50,7 +50,16 @@ def without_places(value: Json) -> Any:
         return [without_places(item) for item in value]
     if not isinstance(value, str) or not ("/" in value or "\\" in value):
         return value
-    return ",".join(_of_piece(piece) for piece in value.split(","))
+    pieces = []
+    for piece in value.split(","):
+        key, equals, rest = piece.partition("=")
+        if equals and is_place(rest):
+            pieces.append(f"{key}={public(rest)}")
+        elif is_place(piece) and ": " not in piece:  # a path may contain blanks
+            pieces.append(public(piece))
+        else:
+            pieces.append(_IN_TEXT.sub(lambda match: public(match[0]), piece))
+    return ",".join(pieces)
 
 
 def without_place(config: Mapping[str, Any]) -> JsonObject:
@@ -58,12 +67,3 @@ def without_place(config: Mapping[str, Any]) -> JsonObject:
     said = config.get("_name_or_path")
     local = isinstance(said, str) and is_place(said)
     return {key: value for key, value in config.items() if key != "_name_or_path" or not local}
-
-
-def _of_piece(piece: str) -> str:
-    key, equals, rest = piece.partition("=")
-    if equals and is_place(rest):
-        return f"{key}={public(rest)}"
-    if is_place(piece) and ": " not in piece:  # a path may contain blanks
-        return public(piece)
-    return _IN_TEXT.sub(lambda match: public(match[0]), piece)

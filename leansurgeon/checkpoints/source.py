@@ -24,7 +24,6 @@ from leansurgeon.architectures.base import Architecture, Config, TensorSpec
 from leansurgeon.architectures.match import AHEAD, match
 from leansurgeon.architectures.presets import PRESETS, Preset
 from leansurgeon.architectures.tensors import count_parameters
-from leansurgeon.architectures.towers import writes_text
 from leansurgeon.checkpoints.config import check_sizes, read_config
 from leansurgeon.checkpoints.digests import Identity, has_changed, identity
 from leansurgeon.checkpoints.foreign import companions, converted, trust, unpacked
@@ -118,7 +117,7 @@ class Source:
         name = class_name(self.config)
         if self.architecture.library == "timm":
             return "image-classification" if self.outputs else "features"
-        speaks = writes_text(self.architecture.section, name)
+        speaks = towers.writes_text(self.architecture.section, name)
         kind = "causal-lm" if speaks else next((k for k, ends in SUFFIX.items() if name.endswith(ends)), "features")
         if kind == "features" or self.has_head:
             return kind
@@ -177,7 +176,15 @@ def open_source(
         raise UsageError(f"Config keys can be changed for presets only, and '{source}' is none.")
     path = in_home(source)
     if source in PRESETS:
-        opened = from_preset(PRESETS[source], config_changes or {})
+        preset, changes = PRESETS[source], config_changes or {}
+        architecture = architectures.load_families()[preset.family]
+        config = deepcopy(preset.config)
+        flat = architecture.flat(config)
+        if unknown := [key for key in changes if key not in flat and key not in ("id2label", "label2id")]:
+            near = did_you_mean(unknown[0], flat)
+            raise UsageError(f"The preset '{source}' has no config key '{unknown[0]}'{near}.")
+        flat.update(changes)
+        opened = Source(source, "preset", config, architecture, tuple(architecture.tensors(config)), preset=preset)
     elif source.startswith("timm/"):
         opened = from_timm(source.removeprefix("timm/"), weights, held)
     elif os.path.isdir(path):  # not `path.is_dir()`, which raises for invalid file names
@@ -193,23 +200,6 @@ def open_source(
             raise UsageError(f"{what} '{source}'{near}.", "Presets: " + ", ".join(PRESETS) + ".")
         opened = from_hub(source, allow_pickle, held, tower)
     return replace(opened, held=held) if keep is None else opened
-
-
-def from_preset(preset: Preset, changes: Config) -> Source:
-    """Return a preset's model without weights, its config updated by `changes`.
-
-    Raises `UsageError` for an unknown key.
-    """
-    architecture = architectures.load_families()[preset.family]
-    config = deepcopy(preset.config)
-    flat = architecture.flat(config)
-    unknown = [key for key in changes if key not in flat and key not in ("id2label", "label2id")]
-    if unknown:
-        near = did_you_mean(unknown[0], flat)
-        raise UsageError(f"The preset '{preset.name}' has no config key '{unknown[0]}'{near}.")
-    flat.update(changes)
-    specs = tuple(architecture.tensors(config))
-    return Source(preset.name, "preset", config, architecture, specs, preset=preset)
 
 
 NO_PAD = "config.json names no pad token"
@@ -347,7 +337,20 @@ def ask_tower(source: Source, named: str | None) -> None:
     """Raise `UsageError` with the towers of a model if it has several and none was selected."""
     if not source.architecture.section or named or towers.chosen_tower() or (source.record and source.record.tower):
         return
-    if there := infer.count_built_towers(source.config):
+    from leansurgeon.architectures.infer import library, tiny
+
+    try:
+        with library.quietly():
+            full = library.whole(source.config)
+            model = library.Library.of(full).build(full, None, "meta")
+    except (library.Unbuildable, UnsupportedModel):
+        return
+    kinds, there = {type(module.config) for module in model.modules() if hasattr(module, "config")}, {}
+    for key, part in vars(model.config).items():
+        layers = next((n for name in tiny.LAYERS if isinstance(n := getattr(part, name, None), int)), None)
+        if layers and type(part) in kinds and (tower := towers.of_section(key)):
+            there[tower] = layers
+    if len(there) > 1:
         each = ", ".join(f"{tower} ({plural(layers, 'layer')})" for tower, layers in there.items())
         raise UsageError(f"{source.name} has several towers: {each}.", f"Choose one: --tower {next(iter(there))}.")
 

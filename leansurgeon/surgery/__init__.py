@@ -5,7 +5,7 @@
     execution      `shrink` (the whole sequence), `transfer` (writes tensors by index maps), `undo` (applies the maps in
                    reverse), `prune` (heads by measured importance)
     calibration    `calibrate` (the whole sequence), `context`, `candidates`, `candidate_model`, `choose_layers`,
-                   `score`, `spans`, `budget`, `forecast`, `resume`
+                   `score`, `spans`, `resume`
     one layer      `canonical` (one form for every layout), `split_heads`, `split_factors`, `trim_units`, `balance`;
                    `ridge`, `refit_block` and `local_fit` repair it, `probes` holds the hooks
     checks         `doctor` and `roles` test the declaration of a family, `family_check`, `undeclared` and

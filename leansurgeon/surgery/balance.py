@@ -18,7 +18,6 @@ Shape letter: D head_dim.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,12 +25,10 @@ import numpy as np
 from leansurgeon.architectures.tensors import QK_NORMS
 from leansurgeon.checkpoints.reshaped import Reshaped
 from leansurgeon.checkpoints.source import Source
-from leansurgeon.checkpoints.weights import Arrays, TensorOut
+from leansurgeon.checkpoints.weights import Arrays, TensorOut, from_float32
 from leansurgeon.errors import Diverged
 from leansurgeon.measure.kappa.basis import Pair, balance
-from leansurgeon.reading.jsonfile import JsonObject
-from leansurgeon.surgery import canonical
-from leansurgeon.surgery.canonical import Attention, LayerTensors, of_attention, pack, unpack
+from leansurgeon.surgery.canonical import Attention, LayerTensors, of_attention, pack, rotary, unpack
 
 Array = np.ndarray
 
@@ -47,7 +44,7 @@ def balance_attention(attention: Attention, *, scores: bool) -> tuple[Attention,
         name: None if (old := getattr(attention, name)) is None else old.copy()
         for name in ("q", "k", "v", "o", "q_bias", "k_bias", "v_bias")
     }
-    record: dict[str, Any] = {}
+    record = {}
     for group in range(attention.kv_heads):
         each = attention.heads // attention.kv_heads
         heads = slice(group * each, (group + 1) * each)
@@ -71,7 +68,15 @@ def balance_attention(attention: Attention, *, scores: bool) -> tuple[Attention,
                 new["k_bias"][group] = pair.basis @ new["k_bias"][group]
             if new["q_bias"] is not None:  # q is transformed by R^-T
                 new["q_bias"][heads] = np.linalg.solve(pair.basis.T, new["q_bias"][heads].T.astype(np.float64)).T
-    return replace(attention, **new), {key: summarise_conditions(rows) for key, rows in record.items()}
+    figures = {}
+    for key, rows in record.items():  # geometric mean and worst over the balanced heads; `left` are unchanged
+        changed = [(before, after) for before, after, moved in rows if moved]
+        figures[key] = {"heads": len(rows), "left": len(rows) - len(changed)}
+        for i, name in enumerate(("before", "after") if changed else ()):
+            values = np.array([pair[i] for pair in changed])
+            mean = round(float(np.exp(np.log(values).mean())), 3)
+            figures[key][name] = {"mean": mean, "worst": round(values.max().item(), 3)}
+    return replace(attention, **new), figures
 
 
 def note(record: dict[str, list], left: str, right: str, pair: Pair) -> None:
@@ -80,28 +85,12 @@ def note(record: dict[str, list], left: str, right: str, pair: Pair) -> None:
         record.setdefault(name, []).append((before, after, pair.basis is not None))
 
 
-def summarise_conditions(rows: list[tuple[float, float, bool]]) -> JsonObject:
-    """Summarize the condition numbers of one kind of matrix in one layer: geometric mean and worst over the balanced
-    heads. `left` counts the heads left unchanged.
-    """
-    changed = [(before, after) for before, after, moved in rows if moved]
-    figures: dict[str, Any] = {"heads": len(rows), "left": len(rows) - len(changed)}
-    for i, name in enumerate(("before", "after")):
-        values = np.array([pair[i] for pair in changed])
-        if len(values):
-            figures[name] = {
-                "mean": round(float(np.exp(np.log(values).mean())), 3),
-                "worst": round(values.max().item(), 3),
-            }
-    return figures
-
-
 # -- a result --------------------------------------------------------------------------------------
 
 
 def why_not_scores(source: Source) -> str | None:
     """Return what stands between queries, keys and their product; None if nothing does, so their basis may change."""
-    if canonical.rotary(source):
+    if rotary(source):
         return "rotary positions"
     blocks = [s for s in source.specs if s.layer is not None]
     if any(s.role in QK_NORMS for s in blocks):
@@ -134,4 +123,9 @@ def balance_tensors(target: Reshaped, outs: list[TensorOut], record: dict[str, A
         return pack(attention, specs)
 
     new = LayerTensors(of_attention(target.specs), balance_layer)
-    return [replace(out, entry=None, make=partial(new.stored, out)) if out.name in new else out for out in outs]
+    return [
+        replace(out, entry=None, make=lambda out=out: from_float32(new[out.name], out.dtype))
+        if out.name in new
+        else out
+        for out in outs
+    ]

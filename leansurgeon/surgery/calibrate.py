@@ -17,15 +17,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
+from math import inf
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from leansurgeon.checkpoints.blockwise.stream import Stream
 from leansurgeon.checkpoints.recorded.decided import Decisions, GuardScore, Healing, Tried
 from leansurgeon.checkpoints.recorded.part import plain
-from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UsageError
 from leansurgeon.measure.costs.precision import full_fp32
 from leansurgeon.measure.data.batches import tokens_of
@@ -33,19 +32,24 @@ from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.progress import Say, silent, track
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.shape import SPACINGS, Groups, evenly_per_stage, groups_of
-from leansurgeon.surgery import choose_layers, drop_layers, forecast
-from leansurgeon.surgery.budget import SMALLER, TRIAL, fitting
+from leansurgeon.surgery import choose_layers, drop_layers
 from leansurgeon.surgery.candidate_model import CandidateModel
-from leansurgeon.surgery.candidates import Candidate, divides_heads, is_near
-from leansurgeon.surgery.context import PARTS, CalibrationContext, SampleView, TeacherOutputs
+from leansurgeon.surgery.candidates import Candidate, divides_heads, is_near, marks
+from leansurgeon.surgery.context import PARTS, SMALLER, TRIAL, CalibrationContext, SampleView, TeacherOutputs
+from leansurgeon.surgery.local_fit import STEP_TOKENS
 from leansurgeon.surgery.planning import Plan
 from leansurgeon.surgery.probes import check_finite, outputs_of
 from leansurgeon.surgery.resume import ResumeState
 from leansurgeon.surgery.score import CLOSE, judge, race
-from leansurgeon.surgery.spans import fit_locally
+from leansurgeon.surgery.spans import PASSES, block_steps, fit_locally
 
 HALF = 0.6  # at most this share of the layers left: evenly spaced ones are tried, too
 CHOICE, RESULT = "choice", "result"  # names of saved steps
+# For the forecast of the work.
+MORE_SETS = 3  # sets of layers besides the contiguous blocks
+WAYS = 3  # candidates on all data: two ways of healing and another finalist
+RACED = 0.5  # share of the trial's guard that a set of layers sees before it can be eliminated
+SOLVED = 1.5  # factor over the forward passes alone: sums and solutions of refits, transfers of weights
 
 
 @dataclass(frozen=True)
@@ -77,10 +81,21 @@ def calibrate(
     with full_fp32(), torch.no_grad(), ExitStack() as undo:  # full fp32 wherever bf16 is not requested
         context = CalibrationContext(plan, calibration, say, device, state, undo)
         context.choose_products()
-        say(forecast.forecast_cost(context).describe(context.source.name))
+        say(forecast_cost(context).describe(context.source.name))
         chosen, evidence = contest(context)
         whole, (best, *others) = SampleView.of(calibration, None), chosen
-        winner, score, teacher = compete(context, whole, [*ways_of(context, best), *others], "refitting layers")
+        ways = [best]
+        # In a post-norm model only layers that replace dropped ones are refitted.
+        if context.heals and context.source.architecture.norm == "pre":
+            attention = replace(best, attention=True)
+            ways.append(attention)
+            # Refitting later layers costs most, so it is tried only together with the attention at the cuts, which each
+            # block's guard samples accept or reject. A local fit achieves the same and more. Where the plan changes all
+            # layers, all are healed anyway.
+            grows = context.method.grows and best.kept != tuple(range(plan.before.depth))
+            if not (grows or all(is_near(plan, i) for i in best.kept)):
+                ways.append(replace(attention, later=True))
+        winner, score, teacher = compete(context, whole, [*ways, *others], "refitting layers")
         local = None
         if winner.marks:
             spent = context.passes()
@@ -123,22 +138,16 @@ def contest(context: CalibrationContext) -> tuple[list[Candidate], JsonObject]:
         students, teacher = run_candidates(context, part, chosen, f"trying {len(chosen)} sets of layers")
         room = after_trial(context, chosen)
         chosen = finalists(race(context, part, students, teacher, room), context.breaks_pattern)
-        chosen += best_of_stages(context)
+        scores = {one.kept: one.score.judged_by for one in context.tried if one.criterion.startswith("block")}
+        losing = [a.depth > b.depth for a, b in zip(context.plan.before.stages, context.plan.after.stages, strict=True)]
+        if sum(losing) > 1 and scores:  # the best block of each stage, if together they have not been tried yet
+            kept = choose_layers.combine_stages(context.plan.before.spans, scores)
+            known = any(one.kept == kept for one in context.tried)
+            if not (known or drop_layers.explain_misplaced(context.source, kept)):
+                chosen.append(Candidate(kept, "block of every stage"))
     contested = {"chosen": plain(chosen), "evidence": evidence, "tried": plain(context.tried)}
     context.keep(CHOICE, {}, contested | {"held_back": context.held_back})
     return chosen, evidence
-
-
-def best_of_stages(context: CalibrationContext) -> list[Candidate]:
-    """If several stages lose layers, combine the best block of each into a candidate that has not been tried yet."""
-    scores = {one.kept: one.score.judged_by for one in context.tried if one.criterion.startswith("block")}
-    losing = [a.depth > b.depth for a, b in zip(context.plan.before.stages, context.plan.after.stages, strict=True)]
-    if sum(losing) < 2 or not scores:
-        return []
-    kept = choose_layers.combine_stages(context.plan.before.spans, scores)
-    known = any(one.kept == kept for one in context.tried)
-    misplaced = known or drop_layers.explain_misplaced(context.source, kept)
-    return [] if misplaced else [Candidate(kept, "block of every stage")]
 
 
 def after_trial(context: CalibrationContext, chosen: Sequence[Candidate]) -> float:
@@ -210,39 +219,21 @@ def list_candidates(
             sets["pattern"] = context.pattern.near(near, before.depth)
     else:
         sets = {criterion: sets[criterion]}
-    every = [
-        candidate
-        for candidate in of_every_kind(context.source, sets)
-        if not (candidate.criterion.startswith("pattern") and context.breaks_pattern(candidate.kept))
-        and not drop_layers.explain_misplaced(context.source, candidate.kept)
-    ]
-    if not every:
-        raise UsageError(f"Layers cannot be chosen by '{criterion}' here.", "Use --method auto.")
-    return every, evidence.as_dict()
-
-
-def of_every_kind(source: Source, sets: Mapping[str, tuple[int, ...] | None]) -> list[Candidate]:
-    """Return each distinct set of layers as a candidate, with one layer of every kind where possible."""
-    kinds, by_layers = drop_layers.kinds_of(source), {}
-    for name, listed in sets.items():
+    kinds, by_layers = drop_layers.kinds_of(context.source), {}
+    for name, listed in sets.items():  # each distinct set once, with one layer of every kind where possible
         if listed:
             kept = drop_layers.with_every_kind(kinds, listed)
             named = name if kept == listed else name + drop_layers.OF_EVERY_KIND
             by_layers.setdefault(kept, Candidate(kept, named))
-    return list(by_layers.values())
-
-
-def ways_of(context: CalibrationContext, best: Candidate) -> list[Candidate]:
-    """Return the ways of healing to try. In a post-norm model only layers that replace dropped ones are refitted."""
-    if not context.heals or context.source.architecture.norm != "pre":
-        return [best]
-    attention = replace(best, attention=True)
-    # Refitting later layers costs most, so it is tried only together with the attention at the cuts, which each block's
-    # guard samples accept or reject. A local fit achieves the same and more. Where the plan changes all layers, all are
-    # healed anyway.
-    grows = context.method.grows and best.kept != tuple(range(context.plan.before.depth))
-    later = [] if grows or all(is_near(context.plan, i) for i in best.kept) else [replace(attention, later=True)]
-    return [best, attention, *later]
+    every = [
+        candidate
+        for kept, candidate in by_layers.items()
+        if not (candidate.criterion.startswith("pattern") and context.breaks_pattern(kept))
+        and not drop_layers.explain_misplaced(context.source, kept)
+    ]
+    if not every:
+        raise UsageError(f"Layers cannot be chosen by '{criterion}' here.", "Use --method auto.")
+    return every, evidence.as_dict()
 
 
 def finalists(left: list[tuple[CandidateModel, float]], breaks: Callable[[Sequence[int]], bool]) -> list[Candidate]:
@@ -252,6 +243,19 @@ def finalists(left: list[tuple[CandidateModel, float]], breaks: Callable[[Sequen
     (best, least), *others = sorted(left, key=lambda pair: pair[1])
     close = [student.candidate for student, score in others if score <= least * CLOSE]
     return [best.candidate, *sorted(close, key=lambda one: breaks(one.kept))[:1]]
+
+
+def fitting(costs: Sequence[float], room: float) -> list[int]:
+    """Which pieces are begun, in their order: the first in any case, others as far as there is room for all of them.
+
+    >>> fitting([3, 4, 9, 1], 8.5)
+    [0, 1, 3]
+    """
+    begun, spent = [], 0.0
+    for i, each in enumerate(costs):
+        if not i or spent + each <= room:
+            begun, spent = [*begun, i], spent + each
+    return begun
 
 
 # -- carrying out candidates -----------------------------------------------------------------------
@@ -303,7 +307,7 @@ def run_candidates(
     for layer in track(range(teacher.depth), title, "layers/s"):
         context.fill(layer)
         due = [s for s in students if s.until == layer]
-        attention: list[Tensor] = []
+        attention = []
         with ExitStack() as noted:
             # Heads to be split are fitted to the output of the attention alone on the fit samples.
             if divides_heads(context.plan, layer) and any(s.kept[s.at] == layer for s in due):
@@ -321,3 +325,63 @@ def run_candidates(
         for part, stream in streams.items():
             stream.advance(outputs.outputs[part])
     return students, streams["guard"]
+
+
+# -- forecast: its bounded work divided by the measured speed of one block on this machine ------------
+
+
+@dataclass(frozen=True)
+class CostForecast:
+    """Approximate number of passes of the source, over how many tokens, and the time on this machine."""
+
+    passes: float
+    tokens: int
+    seconds: float
+
+    def describe(self, name: str) -> str:
+        """Describe the forecast in one line.
+
+        >>> CostForecast(5.4, 40_960, 251.0).describe("SmolLM2")
+        'About 5 passes of SmolLM2 over 40,960 tokens: some 4 minutes here.'
+        """
+        number, unit = (self.seconds, "second") if self.seconds < 90 else (self.seconds / 60, "minute")
+        long = f"some {max(1, round(number)):,} {unit}{'' if round(number) <= 1 else 's'} here"
+        return f"About {max(1, round(self.passes))} passes of {name} over {self.tokens:,} tokens: {long}."
+
+
+def forecast_cost(context: CalibrationContext) -> CostForecast:
+    """Forecast the cost within its bounds if every attempt improves, at the speed of one block on a real batch."""
+    plan, method, whole = context.plan, context.method, context.samples
+    lost = plan.before.depth - plan.after.depth
+    ways = zip(plan.before.spans, plan.after.spans, strict=True)  # drop adjacent layers in the middle of every stage
+    kept = tuple(i for a, b in ways for i in (*a[: (len(b) + 1) // 2], *a[len(a) - len(b) // 2 :]))
+    first, tokens = Candidate(method.kept or kept, ""), context.one_pass
+    if lost and method.keep is None:
+        part = SampleView.of(context.calibration, TRIAL).batches
+        looked = {name: context.tokens(part[name]) for name in PARTS}
+        sets = min(choose_layers.BLOCKS, plan.after.depth) + MORE_SETS
+        tokens += plan.before.depth * (looked["fit"] + 2 * looked["guard"]) + sets * context.cost(first, part, RACED)
+        tokens += (WAYS - 1) * context.cost(first, whole)
+    tokens = min(tokens + context.cost(first, whole), context.most_closed)
+    rate = time_block(context) / SOLVED
+    if method.grows:
+        spans = marks(first.kept, plan)
+        steps = block_steps(spans, max(1, round(context.tokens(whole["fit"]) / STEP_TOKENS)))
+        grown = min(3.0 * STEP_TOKENS * steps, PASSES * context.one_pass, context.most - tokens)
+        tokens += grown if method.heal_time is None else min(grown, method.heal_time * rate)
+    seen = round(context.one_pass / plan.before.depth)
+    return CostForecast(tokens / context.one_pass, seen, tokens / rate)
+
+
+def time_block(context: CalibrationContext) -> float:
+    """Return block-tokens per second of the first block on the first fit batch: best of two runs after a warm-up."""
+    stream, took = Stream(context.teacher, context.calibration.fit[:1]), inf
+    context.fill(0)
+    stream.run()
+    for _ in range(2):
+        start = time.perf_counter()
+        float(stream.run()[0].sum())  # waits until a GPU has finished
+        took = min(took, time.perf_counter() - start)
+    context.teacher.empty(0)
+    hidden = stream.hidden[0]
+    return hidden.numel() / hidden.shape[-1] / took

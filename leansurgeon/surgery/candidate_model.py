@@ -22,8 +22,7 @@ from leansurgeon.surgery import canonical, probes, refit_block, split_heads, tri
 from leansurgeon.surgery.candidates import Candidate, NewLayer, course, divides_heads, last_made, marks, stages_of
 from leansurgeon.surgery.context import CalibrationContext, SampleView, TeacherOutputs
 from leansurgeon.surgery.probes import check_finite, closing_norm, weight_of
-from leansurgeon.surgery.refit_block import BlockFit, HealResult, Samples
-from leansurgeon.surgery.resume import Step
+from leansurgeon.surgery.refit_block import BlockFit, Samples
 from leansurgeon.surgery.transfer import Transfer
 
 RIDGES = (1e-3, 1e-2, 0.1, 1.0)
@@ -70,7 +69,11 @@ class CandidateModel:
         """Make the next new layer; `teacher` holds the teacher's states at the last source layer that it stands for."""
         new = self.layers[self.at]
         self.faithful &= not new.gap
-        self.mark(teacher)
+        for mark in self.marks:  # what a local fit around the cuts will need
+            if mark.first == self.at:
+                mark.streams = {part: copy(stream) for part, stream in self.streams.items()}
+            if self.at in mark.ends:
+                mark.goals[self.at] = teacher.outputs
         self.cut |= new.cut
         if self.faithful and not new.changed:
             outputs = teacher.outputs  # the layer still computes the same
@@ -87,7 +90,9 @@ class CandidateModel:
             stream.advance(list(outputs[part]))
         self.at += 1
         if self.at > self.last_healed and self.view.seen == "part" and self.waiting is None:
-            self.wait()
+            whole = self.streams["guard"]  # of which only the first piece continues
+            self.waiting = self.at, whole.some(slice(1, None))
+            self.streams["guard"] = whole.some(slice(1))
 
     @property
     def makes(self) -> bool:
@@ -101,31 +106,6 @@ class CandidateModel:
         asked = new.changed or (self.cut and self.candidate.later)
         return self.context.method.refits and asked and (new.cut or pre_norm)
 
-    def wait(self) -> None:
-        """Continue with only the first piece of the guard."""
-        whole = self.streams["guard"]
-        self.waiting = self.at, whole.some(slice(1, None))
-        self.streams["guard"] = whole.some(slice(1))
-
-    def go_on(self, pieces: int) -> None:
-        """Make the next `pieces` waiting pieces the current guard, at the layer where they wait."""
-        self.at, rest = self.waiting
-        self.waiting = self.at, rest.some(slice(pieces, None))
-        self.streams = {"guard": rest.some(slice(pieces))}
-
-    def pass_on(self) -> None:
-        """Run the guard through the next layer, which is unchanged."""
-        self.streams["guard"].advance(self.pass_source_through()["guard"])
-        self.at += 1
-
-    def mark(self, teacher: TeacherOutputs) -> None:
-        """Record what a local fit around the cuts will need."""
-        for mark in self.marks:
-            if mark.first == self.at:
-                mark.streams = {part: copy(stream) for part, stream in self.streams.items()}
-            if self.at in mark.ends:
-                mark.goals[self.at] = teacher.outputs
-
     def pass_source_through(self) -> Mapping[str, list[Tensor]]:
         """Return the output of the source's layer in this place, by part of the samples."""
         self.context.lend(self.skeleton, self.at, self.kept[self.at], lambda: self.tensors(self.at))
@@ -137,7 +117,13 @@ class CandidateModel:
         """Make and refit the next layer, or load it from an interrupted cut. Return its output by sample part."""
         step_name = f"{self.name}-layer-{self.at}"
         if self.name and (step := self.context.state.get(step_name)):
-            return self.take_stored_layer(step)
+            self.skeleton.fill(self.at, {**self.tensors(self.at), **step.tensors})
+            outputs = self.outputs()
+            self.edits.update(step.tensors)
+            self.skeleton.empty(self.at)
+            self.record.append(MadeLayer.from_dict(step.record))
+            self.context.go_on_from(step)
+            return outputs
         self.skeleton.fill(self.at, tensors := self.tensors(self.at))
         # To find changed tensors later; digests take less memory than a copy of the block.
         plain = {name: digest(values) for name, values in tensors.items()} if self.name else {}
@@ -154,7 +140,11 @@ class CandidateModel:
             decided = replace(decided, **self.make(teacher, site, new.kept))
         guard = None  # output of the block on the guard, once known
         if self.heals:
-            refitted = self.refit(teacher, site, new)
+            refitted = refit_block.heal_pre_norm(site, attention=new.changed and self.candidate.attention)
+            if refitted is None and new.cut:
+                stream, layer = teacher.streams["guard"], teacher.layer  # the teacher's block is still filled
+                closing = closing_norm(stream.skeleton.block(layer), lambda: stream.call(0, stream.hidden[0], layer))
+                refitted = None if closing is None else refit_block.absorb(site, closing)
             before = refit_block.error(site, site.guard) if refitted is None else refitted.before
             told = "no linear way to the output" if refitted is None else refitted.record
             decided = replace(decided, error_before=round(before, 6), refit=told)
@@ -181,27 +171,6 @@ class CandidateModel:
             check_finite(states, f"behind new layer {self.at}")
         return outputs
 
-    def take_stored_layer(self, step: Step) -> Mapping[str, list[Tensor]]:
-        """Load the next layer from a saved step. Return its output by part of the samples."""
-        self.skeleton.fill(self.at, {**self.tensors(self.at), **step.tensors})
-        outputs = self.outputs()
-        self.edits.update(step.tensors)
-        self.skeleton.empty(self.at)
-        self.record.append(MadeLayer.from_dict(step.record))
-        self.context.go_on_from(step)
-        return outputs
-
-    def refit(self, teacher: TeacherOutputs, site: BlockFit, new: NewLayer) -> HealResult | None:
-        """Refit the linear maps of a pre-norm block, else its closing norm after a cut. Return None if neither
-        applies.
-        """
-        healed = refit_block.heal_pre_norm(site, attention=new.changed and self.candidate.attention)
-        if healed is not None or not new.cut:
-            return healed
-        stream, layer = teacher.streams["guard"], teacher.layer  # the teacher's block is still filled
-        closing = closing_norm(stream.skeleton.block(layer), lambda: stream.call(0, stream.hidden[0], layer))
-        return None if closing is None else refit_block.absorb(site, closing)
-
     def make(self, teacher: TeacherOutputs, site: BlockFit, kept: int) -> dict[str, Split | Trim]:
         """Fill the block with the new form of source layer `kept`, and return the decisions. The source's block is
         filled in a separate skeleton (the workshop) and runs on the *student's* hidden states, so the choice accounts
@@ -210,10 +179,14 @@ class CandidateModel:
         context, shop = self.context, self.context.workshop
         before, after = stages_of(context.plan, kept)
         context.fill(kept, shop)
-        work = site.on({part: stream.through(shop) for part, stream in teacher.streams.items()}, kept)
+        fit, guard = (
+            replace(samples, stream=teacher.streams[part].through(shop))
+            for part, samples in (("fit", site.fit), ("guard", site.guard))
+        )
+        work = replace(site, layer=kept, fit=fit, guard=guard)
         o, down = shop.projections(kept)[0], shop.mlp_down(kept)
-        tensors: Arrays = {}
-        made: dict[str, Split | Trim] = {}
+        tensors = {}
+        made = {}
         solved: dict[str, tuple[Tensor, Tensor | None]] = {}  # weight and bias of projections of the new layer
         if divides_heads(context.plan, kept):
             tensors, made["split"] = split(context, teacher, work, kept, self.at)

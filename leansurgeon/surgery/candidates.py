@@ -85,7 +85,7 @@ class NewLayer(NamedTuple):
 
 def course(kept: Sequence[int], plan: Plan) -> list[NewLayer]:
     """Return the layers of a result in order."""
-    layers: list[NewLayer] = []
+    layers = []
     for stage in plan.before.spans:
         here = [i for i in kept if i in stage]
         for layer, following in pairwise([*here, stage.stop]):
@@ -124,7 +124,7 @@ def marks(kept: tuple[int, ...], plan: Plan) -> list[CutMark]:
     cuts, everything behind the first forms one more span; if all its heads were split, the whole stage does.
     """
     cuts = [j for j, new in enumerate(course(kept, plan)) if new.cut]
-    all_marks: list[CutMark] = []
+    all_marks = []
     for stage in plan.after.spans:
         here = [j for j in cuts if j in stage]
         for first, following in pairwise([*here, stage.stop]):

@@ -20,7 +20,7 @@ import numpy as np
 from leansurgeon.architectures.base import TensorSpec
 from leansurgeon.checkpoints.pieces import ATTENTION_ROLES, outer_axis, to_pieces
 from leansurgeon.checkpoints.source import Source
-from leansurgeon.checkpoints.weights import Arrays, TensorOut, from_float32
+from leansurgeon.checkpoints.weights import Arrays
 from leansurgeon.errors import UnsupportedModel
 from leansurgeon.shape import Stage
 
@@ -147,31 +147,31 @@ def of_attention(specs: Iterable[TensorSpec]) -> list[TensorSpec]:
 
 def unpack(specs: Iterable[TensorSpec], stage: Stage, read: Callable[[str], Array]) -> Attention:
     """Return the attention held by these tensors; `read` returns a tensor in float32 by name."""
-    pieces: dict[str, Array] = {}
+    pieces = {}
     for spec in specs:
         pieces |= to_pieces(spec, read(spec.name), stage)
     return Attention(**{key: np.ascontiguousarray(piece) for key, piece in pieces.items()})
 
 
 def pack(attention: Attention, specs: Iterable[TensorSpec]) -> Arrays:
-    """Return the tensors that hold an attention, in float32 by name."""
-    return {spec.name: np.ascontiguousarray(to_file(spec, attention), np.float32) for spec in specs}
-
-
-def to_file(spec: TensorSpec, attention: Attention) -> Array:
-    """Return the matrices or biases of one tensor in its file layout."""
-    if len(spec.axes) == 1 and spec.role == "o":
-        return attention.o_bias
-    if spec.role == "o":
-        return np.moveaxis(attention.o.reshape(attention.width, -1), 0, spec.axes.index("width"))
-    end, at = "" if len(spec.axes) > 1 else "_bias", outer_axis(spec)
-    pieces = [getattr(attention, letter + end) for letter in spec.role]  # (heads, head_dim, ...)
-    if spec.axes[at] == "heads*qkv":
-        each = np.stack(pieces, axis=1)  # (heads, 3, head_dim, ...)
-        rows = each.reshape(-1, *each.shape[3:])
-    else:
-        rows = np.concatenate([piece.reshape(-1, *piece.shape[2:]) for piece in pieces])
-    return np.moveaxis(rows, 0, at)
+    """Return the tensors that hold an attention, in float32 by name, each in its file layout."""
+    tensors = {}
+    for spec in specs:
+        if len(spec.axes) == 1 and spec.role == "o":
+            rows = attention.o_bias
+        elif spec.role == "o":
+            rows = np.moveaxis(attention.o.reshape(attention.width, -1), 0, spec.axes.index("width"))
+        else:
+            end, at = "" if len(spec.axes) > 1 else "_bias", outer_axis(spec)
+            pieces = [getattr(attention, letter + end) for letter in spec.role]  # (heads, head_dim, ...)
+            if spec.axes[at] == "heads*qkv":
+                each = np.stack(pieces, axis=1)  # (heads, 3, head_dim, ...)
+                rows = each.reshape(-1, *each.shape[3:])
+            else:
+                rows = np.concatenate([piece.reshape(-1, *piece.shape[2:]) for piece in pieces])
+            rows = np.moveaxis(rows, 0, at)
+        tensors[spec.name] = np.ascontiguousarray(rows, np.float32)
+    return tensors
 
 
 class LayerTensors:
@@ -186,7 +186,3 @@ class LayerTensors:
 
     def __getitem__(self, name: str) -> Array:
         return self.layer(self.layers[name])[name]
-
-    def stored(self, out: TensorOut) -> Array:
-        """Return a tensor in the dtype of the file."""
-        return from_float32(self[out.name], out.dtype)

@@ -29,7 +29,6 @@ from leansurgeon.surgery.probes import check_finite, flat
 
 Masks = Sequence[Tensor | None]
 BLOCKS = 40  # maximum number of contiguous blocks to try
-Fill = Callable[[int], None]  # fills a block of the skeleton with the source's weights
 
 
 @dataclass(frozen=True)
@@ -62,20 +61,21 @@ def cosine(a: Tensor, b: Tensor) -> Tensor:
 
 def measure_layers(
     teacher: Skeleton,
-    fill: Fill,
+    fill: Callable[[int], None],
     batches: list[dict],
     masks: Masks,
     stages: list[Groups],
     answers: Masks | None = None,
 ) -> Evidence:
-    """Measure influence and angles in one pass of the source over `batches`, with one block in memory, plus the hidden
-    states of as many layers as a stage is to lose. `answers` are the masks of the decoder's input in an
-    encoder-decoder.
+    """Measure influence and angles in one pass of the source over `batches`.
+
+    Memory holds one block (`fill` loads it), plus the hidden states of as many layers as a stage is to lose. `answers`
+    are the masks of the decoder's input in an encoder-decoder.
     """
-    influence: list[float] = []
+    influence = []
     angle: dict[tuple[int, int], float] = {}
     stream = Stream(teacher, batches)
-    kept: dict[int, list[Tensor]] = {}
+    kept = {}
     by_layer = [groups for groups in stages for _ in groups.stage]
     for layer, groups in enumerate(track(by_layer, "choosing layers", "layers/s")):
         lost = groups.lost  # one block, or two halves
@@ -114,7 +114,7 @@ def without(stages: list[Groups], gone: Collection[int]) -> tuple[int, ...]:
 
 def by_influence(evidence: Evidence) -> tuple[int, ...]:
     """Return the most influential layers."""
-    gone: set[int] = set()
+    gone = set()
     for groups in evidence.stages:
         least = sorted(groups.all, key=lambda g: (sum(evidence.influence[i] for i in g), g))
         gone.update(*least[: groups.lost])
@@ -128,7 +128,7 @@ def by_angle(evidence: Evidence, blocks: int = 1, rank: int = 0) -> tuple[int, .
     The first layer of a stage stays if possible: without it, no layer before the cut could be refitted to compensate.
     At least one layer stays between two blocks.
     """
-    gone: set[int] = set()
+    gone = set()
     for groups in evidence.stages:
         if groups.lost == 0:
             continue
@@ -155,7 +155,7 @@ def blocks(evidence: Evidence, most: int = BLOCKS) -> Mapping[str, tuple[int, ..
     ]
     if not all(losing):
         return {}
-    by_name: dict[str, tuple[int, ...]] = {}
+    by_name = {}
     for rank in range(max(map(len, losing), default=0)):
         for places in losing:
             if rank < len(places) and len(by_name) < most:
@@ -171,7 +171,7 @@ def combine_stages(stages: Sequence[range], tried: Mapping[tuple[int, ...], floa
     """
     parts = {kept: [tuple(i for i in kept if i in stage) for stage in stages] for kept in tried}
     usual = [Counter(part[s] for part in parts.values()).most_common(1)[0][0] for s in range(len(stages))]
-    best: list[int] = []
+    best = []
     for s in range(len(stages)):
         alone = {
             kept: part[s]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from leansurgeon.architectures.base import Architecture, Tensor
+from leansurgeon.architectures.base import Architecture
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UnsupportedModel, UsageError
 
@@ -20,24 +20,21 @@ def following(arch: Architecture) -> Architecture:
     """Return the family with a class attention that follows the heads of the blocks. Raises `UnsupportedModel` if there
     is none that can change.
     """
-    outer = tuple(follower(t) for t in arch.outer)
-    if outer == arch.outer:
+    outer = []
+    for t in arch.outer:  # each tensor of it gets the role and axes of its counterpart in the blocks
+        if t.role == "other_attention" and "cls_q" in t.axes:
+            role, axis = ROLES[t.name.split(".")[-2]]
+            t = replace(t, role=role, axes=tuple(axis if a == "cls_q" else a for a in t.axes))
+        elif t.role == "other_attention" and t.group:  # the projection's bias
+            t = replace(t, role="o")
+        outer.append(t)
+    if tuple(outer) == arch.outer:
         has = any(t.role == "other_attention" for t in (*arch.outer, *arch.block))
         what = "leaves the class attention as it is" if has else "has no class attention"
         raise UnsupportedModel(
             f"--class-attention: {arch.name} {what}; it can follow the heads of XCiT and CaiT.", "Leave the flag out."
         )
-    return replace(arch, outer=outer, shared=tuple(n for n in arch.shared if n != "heads"), class_follows=True)
-
-
-def follower(t: Tensor) -> Tensor:
-    """Return a class attention tensor with the role and axes of its counterpart in the blocks."""
-    if t.role != "other_attention":
-        return t
-    if "cls_q" not in t.axes:
-        return replace(t, role="o") if t.group else t  # the projection's bias
-    role, axis = ROLES[t.name.split(".")[-2]]
-    return replace(t, role=role, axes=tuple(axis if a == "cls_q" else a for a in t.axes))
+    return replace(arch, outer=tuple(outer), shared=tuple(n for n in arch.shared if n != "heads"), class_follows=True)
 
 
 def follow(source: Source) -> Source:

@@ -1,5 +1,11 @@
-"""State shared by all candidates of a calibrated surgery: the plan, the source (read only), the skeletons that its
-blocks are filled into, and the sample data. Imports torch.
+"""State shared by all candidates of a calibrated surgery, and the bounds on its work. Imports torch.
+
+The state is the plan, the source (read only), the skeletons that its blocks are filled into, and the sample data.
+
+Bounds are counted in forward passes of the source over the fit and guard samples; costs in block-tokens: one token
+through one block, times three where gradients are computed. A part that would exceed a bound is skipped before it
+starts: sets of layers, ways of healing, steps of the local fit. One set is always refitted on all data, since there is
+no result without it.
 """
 
 from __future__ import annotations
@@ -8,7 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -25,8 +30,7 @@ from leansurgeon.measure.data.batches import Batch, in_pieces, rows_of, some, so
 from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.progress import Say, silent
 from leansurgeon.reading.jsonfile import JsonObject
-from leansurgeon.surgery.budget import ALL, CHOICE, LEAST, Effort, cost
-from leansurgeon.surgery.candidates import Candidate, is_near, stages_of
+from leansurgeon.surgery.candidates import Candidate, course, divides_heads, is_near, last_made, stages_of
 from leansurgeon.surgery.local_fit import products
 from leansurgeon.surgery.next_steps import LayerPattern, pattern_of
 from leansurgeon.surgery.planning import Plan
@@ -34,12 +38,15 @@ from leansurgeon.surgery.probes import flat, relative_error
 from leansurgeon.surgery.resume import Edits, ResumeState, Step
 
 PARTS = ("fit", "guard")
+CHOICE, ALL = 3.0, 10.0  # passes allowed for choice and closed-form refit, and for everything with the local fit
+LEAST = 16_384  # tokens; smaller data sets get the bounds of this many
+TRIAL = {"fit": 8_192, "guard": 2_048}  # tokens on which sets of layers compete
+SMALLER = (0.5, 0.25)  # shares of the trial data to fall back to when all sets on all of it would exceed the bound
 STREAMS, SHARE = 16, 0.3  # hidden states stay on the GPU if this many copies take less than this share of its memory
 TRAINED = 5  # copies of a block's weights while it is fitted: values, gradients, two of Adam, and a backup
 FITTED = 8 * 2**30  # bytes for fitting blocks at once; more only if the weights take more
 JUDGED = 32  # minimum number of images to judge sets of layers on: a classifier has one output per image
 AGREES = 0.03  # highest relative error of the source's last hidden states at which bf16 products are used
-Streams: TypeAlias = dict[str, Stream]  # by part of the samples
 
 
 @dataclass(frozen=True)
@@ -68,7 +75,7 @@ class SampleView:
         """Return the masks of hidden states in a stage."""
         return self.answers[part] if stage else self.masks[part]
 
-    def streams(self, skeleton: Skeleton) -> Streams:
+    def streams(self, skeleton: Skeleton) -> dict[str, Stream]:
         """Return new streams of all parts, placed before the first block of a skeleton."""
         return {part: Stream(skeleton, batches) for part, batches in self.batches.items()}
 
@@ -160,20 +167,12 @@ class CalibrationContext:
         """Use bf16 products from now on if the device has them and the guard agrees: on a GPU for every cut, on a CPU
         only if layers are dropped, which costs a hundred times the rounding error.
         """
-        if self.device.type == "cuda" or self.plan.before.depth != self.plan.after.depth:
-            cast = products(max(stage.width for stage in self.plan.before.stages), self.device.type)
-            if cast is not nullcontext and self.disagreement(cast) < AGREES:
-                self.cast = cast
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether to sum in float64: on a CPU, where it is no slower, unless hidden states are rounded."""
-        return self.cast is nullcontext and self.device.type == "cpu"
-
-    def disagreement(self, cast: Callable[[], AbstractContextManager]) -> float:
-        """Return the relative error of the source's last hidden states on the first guard batch with products in
-        `cast`.
-        """
+        if self.device.type != "cuda" and self.plan.before.depth == self.plan.after.depth:
+            return
+        cast = products(max(stage.width for stage in self.plan.before.stages), self.device.type)
+        if cast is nullcontext:
+            return
+        # The relative error of the source's last hidden states on the first guard batch.
         batch = self.calibration.guard[0]
         plain, rounded = (Stream(self.teacher, [batch]) for _ in range(2))
         for layer in range(self.teacher.depth):
@@ -184,7 +183,14 @@ class CalibrationContext:
             self.cast = nullcontext
             self.teacher.empty(layer)
         mask = self.calibration.answer_mask(batch)
-        return float(relative_error(*(flat(stream.hidden[0], mask) for stream in (plain, rounded))).mean())
+        errors = relative_error(*(flat(stream.hidden[0], mask) for stream in (plain, rounded)))
+        if float(errors.mean()) < AGREES:
+            self.cast = cast
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether to sum in float64: on a CPU, where it is no slower, unless hidden states are rounded."""
+        return self.cast is nullcontext and self.device.type == "cpu"
 
     @property
     def heals(self) -> bool:
@@ -231,10 +237,30 @@ class CalibrationContext:
         return self.cost(Candidate(self.plan.layers, ""), self.samples)
 
     def cost(self, way: Candidate, batches: Mapping[str, list[Batch]], share: float = 1.0) -> float:
-        """Return the block-tokens of a candidate on these samples, without the teacher's own."""
-        tokens = (self.tokens(some) for some in (batches["fit"], batches["guard"], batches["guard"][:1]))
-        effort = Effort(*tokens, self.heals, self.source.architecture.norm == "pre", self.attentions)
-        return cost(self.plan, way, effort, share)
+        """Return the block-tokens of a candidate on these samples, without the teacher's own.
+
+        Behind the last layer that it changes, only a `share` of the guard samples continues.
+        """
+        fit, guard, first = (self.tokens(some) for some in (batches["fit"], batches["guard"], batches["guard"][:1]))
+        heals, pre_norm, looks = self.heals, self.source.architecture.norm == "pre", 2 * first
+        # How far a projection reaches (or which norm closes the block) is found on one batch; the sums take all.
+        refit = looks * (1 if pre_norm else 2) + fit + 2 * guard
+        layers = course(way.kept, self.plan)
+        last = last_made(layers, later=way.later)
+        total, begun, gone = 0.0, False, False
+        for j, new in enumerate(layers):
+            begun, gone = begun or new.changed, gone or new.cut
+            refits = heals and (new.cut or (pre_norm and (new.near or (gone and way.later))))
+            goes_on = fit if j < last else 0.0
+            if begun and not (new.changed or refits):
+                total += goes_on + (guard if j < last else share * guard)
+            elif begun:
+                projections = 1 + self.attentions if way.attention and new.changed else 1
+                total += goes_on + (projections * refit if refits else guard)
+                (before, after), trim = stages_of(self.plan, new.kept), looks + fit + guard
+                heads = fit if divides_heads(self.plan, new.kept) else trim if after.heads < before.heads else 0.0
+                total += heads + (trim if after.mlp_dim < before.mlp_dim else 0.0)
+        return total
 
     @cached_property
     def pattern(self) -> LayerPattern | None:

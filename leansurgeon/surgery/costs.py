@@ -15,7 +15,6 @@ from leansurgeon.checkpoints.recorded.part import plain
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UnsupportedModel
 from leansurgeon.measure.costs import flops as operations
-from leansurgeon.measure.costs.flops import Flops
 from leansurgeon.measure.costs.gpus import Gpu
 from leansurgeon.measure.costs.memory import Prediction, Rehearsal, Setting
 from leansurgeon.reading.jsonfile import JsonObject
@@ -38,7 +37,7 @@ class Cost:
 
     shape: Shape
     parameters: ParameterCount
-    flops: Flops | None
+    flops: operations.Flops | None
     flops_counted: int | None = None
     memory: Prediction | None = None
     fits: bool | None = None
@@ -140,7 +139,7 @@ def memory(
     """
     kind = gpu.blas if gpu else "hopper"
     plain = replace(setting, precision=START[0], attention=START[1])
-    totals: list[int] = []
+    totals = []
     rehearsal = peak = None
     for i, (config, architecture) in enumerate(chain):
         if i == 0 or shapes[i] != shapes[i - 1]:

@@ -63,7 +63,7 @@ def kinds_of(source: Source) -> list[Kind]:
         return []
     lists = [values for values in arch.lists(dict(source.config)).values() if isinstance(values, list | tuple)]
     switches = [values for values in lists if all(isinstance(v, str) or v in (0, 1) for v in values)]
-    kinds: list[Kind] = []
+    kinds = []
     for stage, span in enumerate(shape.spans):
         told = [values for values in switches if len(values) in (shape.depth, len(span))]
         for place, layer in enumerate(span):
@@ -113,7 +113,26 @@ def check_kept(kept: Sequence[int], before: Shape, after: Shape, period: int) ->
 
 def explain_misplaced(source: Source, kept: Sequence[int]) -> str | None:
     """Return in one sentence what a kept layer would lose at its new place; None if each still works there."""
-    return explain_tied_start(source, kept) or unheard(source, kept) or without_room(source, kept)
+    arch, config = source.architecture, source.config
+    if reason := explain_tied_start(source, kept):
+        return reason
+    try:  # parts of the model that read from given layers: too few may be left
+        move_taps(arch.taps, (dict(arch.flat(dict(config))), dict(config)), list(kept), source.shape.stages[0].depth)
+    except UsageError as error:
+        return error.message
+    if arch.uneven:  # a result then has exactly the tensors of the layers that it keeps
+        return None
+    # The new first layer of each stage loses a tensor if the library's first layer has none (ModernBERT's has no norm
+    # before its attention).
+    for span in source.shape.spans:
+        first = next((i for i in kept if i in span), span.start)
+        places = {within_block(s, arch) for s in source.specs if s.layer == span.start}
+        inside = ((s.name, within_block(s, arch)) for s in source.specs if s.layer == first)
+        if lost := next((name for name, within in inside if within not in places), None):
+            return (
+                f"Layer {first} would become the first of its stage, and there {arch.name} has no place for '{lost}'."
+            )
+    return None
 
 
 def explain_tied_start(source: Source, kept: Sequence[int]) -> str | None:
@@ -133,46 +152,11 @@ def explain_tied_start(source: Source, kept: Sequence[int]) -> str | None:
     return None
 
 
-def unheard(source: Source, kept: Sequence[int]) -> str | None:
-    """Check parts of the model that read from given layers: too few may be left."""
-    arch, config = source.architecture, source.config
-    try:
-        places = dict(arch.flat(dict(config))), dict(config)
-        move_taps(arch.taps, places, list(kept), source.shape.stages[0].depth)
-    except UsageError as error:
-        return error.message
-    return None
-
-
-def without_room(source: Source, kept: Sequence[int]) -> str | None:
-    """Check the new first layer of each stage: it loses a tensor if the library's first layer has none (ModernBERT's
-    has no norm before its attention).
-    """
-    if source.architecture.uneven:  # a result then has exactly the tensors of the layers that it keeps
-        return None
-    for span in source.shape.spans:
-        first = next((i for i in kept if i in span), span.start)
-        places = {within_block(s, source.architecture) for s in source.specs if s.layer == span.start}
-        inside = ((s.name, within_block(s, source.architecture)) for s in source.specs if s.layer == first)
-        if lost := next((name for name, within in inside if within not in places), None):
-            return (
-                f"Layer {first} would become the first of its stage, and there {source.architecture.name} has no place "
-                f"for '{lost}'."
-            )
-    return None
-
-
 def refuse_misplaced(source: Source, init: str, kept: Sequence[int]) -> None:
     """Raise `UsageError` if a kept layer cannot work at its new place; suggests layers that can stay."""
-    if init != "fresh" and (why := explain_misplaced(source, kept)):
-        other = keep_in_place(source, kept)
-        named = f" For example: --keep {','.join(map(str, other))}." if other else ""
-        raise UsageError(why, f"--keep names the layers that stay.{named}")
-
-
-def keep_in_place(source: Source, kept: Sequence[int]) -> list[int] | None:
-    """Return as many layers of each stage with its fixed first and last ones among them; None if that is not enough."""
-    chosen: list[int] = []
+    if init == "fresh" or not (why := explain_misplaced(source, kept)):
+        return
+    chosen = []  # as many layers of each stage, with its fixed first and last ones among them
     for number, span in enumerate(source.shape.spans):
         here = [i for i in kept if i in span]
         arch = source.architecture
@@ -180,7 +164,8 @@ def keep_in_place(source: Source, kept: Sequence[int]) -> list[int] | None:
         last = span[len(span) - (arch.stay_last[number] if arch.stay_last else 0) :]
         room = len(here) - len(last)
         chosen += [*least, *here[len(least) : room], *last] if room >= len(least) else here
-    return None if explain_misplaced(source, chosen) else chosen
+    named = "" if explain_misplaced(source, chosen) else f" For example: --keep {','.join(map(str, chosen))}."
+    raise UsageError(why, f"--keep names the layers that stay.{named}")
 
 
 def with_kept(shape: Shape, wanted: RequestedShape, method: Method) -> RequestedShape:

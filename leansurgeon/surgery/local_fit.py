@@ -83,23 +83,6 @@ def pace(step: int, steps: int) -> float:
     return min((step + 1) / warmup, (steps - step) / max(1, steps - warmup), 1.0)
 
 
-@dataclass(frozen=True)
-class FitResult:
-    """Outcome of a fit. Errors are relative: the root of the mean over guard tokens of |output - target|^2 /
-    |target|^2.
-    """
-
-    steps: int
-    before: float
-    after: float
-    kept: bool
-    seconds: float
-
-    def as_record(self) -> Fit:
-        """Return steps, guard errors and seconds, rounded for the record."""
-        return Fit(self.steps, round(self.before, 6), round(self.after, 6), self.kept, round(self.seconds, 2))
-
-
 def fit_examples(
     forward: Callable[..., Tensor],
     parameters: Sequence[Tensor],
@@ -110,8 +93,10 @@ def fit_examples(
     rate: float,
     cast: Callable[[], AbstractContextManager] = nullcontext,
     clock: TimeLimit = FOREVER,
-) -> FitResult:
+) -> Fit:
     """Change `parameters` in place so that `forward(hidden, **arguments)` comes close to the targets of `fit`.
+
+    Errors are relative: the root of the mean over guard tokens of |output - target|^2 / |target|^2.
 
     Adam at `rate` times `pace(step, steps)`. `cast` sets the precision of products. With a limited `clock`, the
     schedule runs at least as fast as the time. Batches come in random order, each once per round. If the error on
@@ -144,7 +129,7 @@ def fit_examples(
         with torch.no_grad():
             for parameter, old in zip(parameters, saved, strict=True):
                 parameter.copy_(old)
-    return FitResult(done, before, after, kept, perf_counter() - start)
+    return Fit(done, before, after, kept, perf_counter() - start)
 
 
 def mean_error(forward: Callable[..., Tensor], example: Example) -> Tensor:
@@ -204,7 +189,7 @@ def fit_span(
     clock: TimeLimit = FOREVER,
     device: str = "cpu",
     most: Callable[[int], int] = lambda steps: steps,
-) -> FitResult:
+) -> Fit:
     """Fit in place, with products on a kind of `device`; if the guard does not improve, try once more at a lower rate,
     then restore the parameters. Before each try, `most` returns how many of the given steps may be taken; the first try
     takes at least one.

@@ -44,8 +44,22 @@ class Method:
 
     @property
     def kept(self) -> tuple[int, ...] | None:
-        """Layers named by `keep`. Raises `UsageError`."""
-        return parse_layers(self.keep)
+        """Layers named by `keep` (`0,2,4-9`), counted from 0 through all stages. Raises `UsageError`."""
+        if self.keep is None:
+            return None
+        layers = []
+        for word in self.keep.split(","):
+            first, dash, last = word.strip().partition("-")
+            if not first.isdecimal() or (dash and not last.isdecimal()):
+                raise UsageError(f"--keep {self.keep}: layer numbers are needed, such as 0,2,4-9.")
+            if dash and int(last) < int(first):
+                raise UsageError(f"--keep {self.keep}: {word.strip()} runs backwards.")
+            if len(last or first) > 5:
+                raise UsageError(f"--keep {self.keep}: no model has {last or first} layers.")
+            layers += range(int(first), int(last or first) + 1)
+        if layers != sorted(set(layers)):
+            raise UsageError(f"--keep {self.keep}: every layer once, in ascending order.")
+        return tuple(layers)
 
     @property
     def refits(self) -> bool:
@@ -76,22 +90,3 @@ class Method:
         if LAYERS[self.layers] and not calibrated:
             raise UsageError(f"--method {self.layers} needs sample data.", "Add --calibrate DATA.")
         _ = self.kept
-
-
-def parse_layers(text: str | None) -> tuple[int, ...] | None:
-    """Parse `"0,2,4-9"` into layer numbers, counted from 0 through all stages. Raises `UsageError`."""
-    if text is None:
-        return None
-    layers: list[int] = []
-    for word in text.split(","):
-        first, dash, last = word.strip().partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()):
-            raise UsageError(f"--keep {text}: layer numbers are needed, such as 0,2,4-9.")
-        if dash and int(last) < int(first):
-            raise UsageError(f"--keep {text}: {word.strip()} runs backwards.")
-        if len(last or first) > 5:
-            raise UsageError(f"--keep {text}: no model has {last or first} layers.")
-        layers += range(int(first), int(last or first) + 1)
-    if layers != sorted(set(layers)):
-        raise UsageError(f"--keep {text}: every layer once, in ascending order.")
-    return tuple(layers)

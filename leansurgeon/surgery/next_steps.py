@@ -4,12 +4,12 @@ cannot divide, and file formats that cannot hold its heads. No torch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from leansurgeon.architectures.base import Architecture, Config
 from leansurgeon.architectures.formats import KNOWN, OURS, PATTERNS, UNREAD
-from leansurgeon.shape import Shape, Stage
+from leansurgeon.shape import Shape
 
 GROUPS = (32, 64, 128, 256)  # input values of a matrix that share a scale (GPTQ, AWQ, GGUF, torchao)
 GPUS = (2, 4, 8)  # of tensor parallelism, which splits heads and MLP over the GPUs
@@ -32,24 +32,19 @@ class Indivisible:
 
 def indivisible(shape: Shape) -> tuple[Indivisible, ...]:
     """Return every number of the shape that something does not divide, each once, stage by stage."""
-    numbers_of_all = (number for stage in shape.stages for number in numbers(stage))
-    return tuple(dict.fromkeys(n for n in numbers_of_all if n.groups or n.gpus or n.kernels))
-
-
-def numbers(stage: Stage) -> Iterator[Indivisible]:
-    """Yield the numbers of one stage with what does not divide them.
-
-    Groups run along a matrix's inputs: the width, the inner width (output projection) and the MLP. If there are fewer
-    key/value heads than GPUs, engines copy them as long as their number divides the number of GPUs.
-    """
-    yield Indivisible("width", stage.width, not_by(stage.width, GROUPS), (), not_by(stage.width, KERNELS))
-    yield Indivisible("inner width", stage.inner, not_by(stage.inner, GROUPS), (), not_by(stage.inner, KERNELS))
-    yield Indivisible("MLP", stage.mlp_dim, *(not_by(stage.mlp_dim, of) for of in (GROUPS, GPUS, KERNELS)))
-    yield Indivisible("head_dim", stage.head_dim, kernels=not_by(stage.head_dim, HEAD_DIM_KERNELS))
-    yield Indivisible("heads", stage.heads, gpus=not_by(stage.heads, GPUS))
-    if stage.kv_heads != stage.heads:
-        apart = tuple(n for n in not_by(stage.kv_heads, GPUS) if n % stage.kv_heads)
-        yield Indivisible("key/value heads", stage.kv_heads, gpus=apart)
+    numbers = []
+    for stage in shape.stages:
+        numbers += [  # groups run along a matrix's inputs: the width, the inner width (output projection) and the MLP
+            Indivisible("width", stage.width, not_by(stage.width, GROUPS), (), not_by(stage.width, KERNELS)),
+            Indivisible("inner width", stage.inner, not_by(stage.inner, GROUPS), (), not_by(stage.inner, KERNELS)),
+            Indivisible("MLP", stage.mlp_dim, *(not_by(stage.mlp_dim, of) for of in (GROUPS, GPUS, KERNELS))),
+            Indivisible("head_dim", stage.head_dim, kernels=not_by(stage.head_dim, HEAD_DIM_KERNELS)),
+            Indivisible("heads", stage.heads, gpus=not_by(stage.heads, GPUS)),
+        ]
+        if stage.kv_heads != stage.heads:  # engines copy them as long as their number divides the number of GPUs
+            apart = tuple(n for n in not_by(stage.kv_heads, GPUS) if n % stage.kv_heads)
+            numbers.append(Indivisible("key/value heads", stage.kv_heads, gpus=apart))
+    return tuple(dict.fromkeys(n for n in numbers if n.groups or n.gpus or n.kernels))
 
 
 def not_by(size: int, of: Sequence[int]) -> tuple[int, ...]:
@@ -101,7 +96,7 @@ class LayerPattern:
                 layer = next((i for i in range(layer + 1, depth) if self.is_other(i) == self.is_other(other)), depth)
             return layer < depth
 
-        kept: list[int] = []
+        kept = []
         for place, near in enumerate(wanted):
             behind = range(kept[-1] + 1 if kept else 0, depth)
             fitting = [i for i in behind if self.is_other(i) == self.is_other(place) and follows(i, place)]
@@ -123,28 +118,21 @@ def pattern_of(arch: Architecture, config: Config) -> LayerPattern | None:
     return None
 
 
-def breaks_pattern(arch: Architecture, config: Config, layers: Sequence[int]) -> UnfitFormats | None:
-    """Return the format whose program would misread these source `layers`, with nearly evenly spaced layers that it
-    would read correctly; None if there is none.
-    """
-    pattern, depth, count = pattern_of(arch, config), arch.shape(config).depth, len(layers)
-    if pattern is None or pattern.holds(layers) or max(layers) >= depth:
-        return None
-    there = ", ".join(str(place + 1) for place, layer in enumerate(layers) if pattern.is_other(layer)) or "none"
-    nth = f"{pattern.period}{'nd' if pattern.period == 2 else 'th'}"
-    why = f"every {nth} layer there is {pattern.called}, and here it would be {there}"
-    evenly = pattern.near([place * (depth - 1) / max(1, count - 1) for place in range(count)], depth)
-    return UnfitFormats((pattern.name,), why, f"--keep {','.join(map(str, evenly))}")
-
-
 def cannot_hold(
     before: Architecture, after: Architecture, shape: Shape, config: Config | None = None, layers: Sequence[int] = ()
 ) -> UnfitFormats | None:
     """Return the formats that know the family `before` but cannot hold `shape` in the family `after`, or the remaining
-    source `layers` of a model with this `config`; None if there are none.
+    source `layers` of a model with this `config` (then with nearly evenly spaced layers that the format would read
+    correctly); None if there are none.
     """
-    if config is not None and layers and (pattern := breaks_pattern(before, config, layers)):
-        return pattern
+    if config is not None and layers:
+        pattern, depth, count = pattern_of(before, config), before.shape(config).depth, len(layers)
+        if pattern and not pattern.holds(layers) and max(layers) < depth:
+            there = ", ".join(str(i + 1) for i, layer in enumerate(layers) if pattern.is_other(layer)) or "none"
+            nth = f"{pattern.period}{'nd' if pattern.period == 2 else 'th'}"
+            why = f"every {nth} layer there is {pattern.called}, and here it would be {there}"
+            evenly = pattern.near([place * (depth - 1) / max(1, count - 1) for place in range(count)], depth)
+            return UnfitFormats((pattern.name,), why, f"--keep {','.join(map(str, evenly))}")
     stage = next((s for s in shape.stages if s.inner != s.width), None)
     if stage is None:
         return None

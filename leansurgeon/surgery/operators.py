@@ -39,13 +39,17 @@ def order_operators(
     if init == "fresh":
         says = "the preset has no weights" if source.weights is None else "nothing of the source's weights is kept"
         return (Step("fresh", "fresh", f"initialise the whole model by the library's own rules; {says}"),)
-    steps: list[Step] = []
+    steps = []
     stages = list(zip(source.shape.stages, target.shape.stages, strict=True))
     for number, ((before, after), span) in enumerate(zip(stages, source.shape.spans, strict=True), 1):
         of_stage = []
         if after.depth < before.depth:
-            here = tuple(i - span.start for i in choice.kept if i in span)
-            of_stage.append(drop_layers(before.depth, here, choice))
+            kept = [i - span.start for i in choice.kept if i in span]
+            dropped = [i for i in range(before.depth) if i not in kept]
+            there = f"{len(kept)} of {plural(before.depth, 'layer')}"
+            says = f"keep {there}, {choice.criterion}: {', '.join(map(str, kept))}"
+            found = {"criterion": choice.criterion, "evidence": choice.evidence}
+            of_stage.append(Step("drop-layers", "near", says, {"kept": kept, "dropped": dropped, **found}))
         if after.head_dim != before.head_dim:
             of_stage.append(resize_heads(source, before, after, init, method, calibrated))
         elif after.heads != before.heads:
@@ -53,7 +57,14 @@ def order_operators(
                 raise UnsupportedModel(f"Heads cannot be split here: {reason}", "Use --more-heads add.")
             of_stage.append(change_heads(before, after, method.more, calibrated=calibrated, by=heads_by))
         if after.mlp_dim != before.mlp_dim:
-            of_stage.append(change_units(before.mlp_dim, after.mlp_dim, calibrated=calibrated))
+            units = {"before": before.mlp_dim, "after": after.mlp_dim}
+            if after.mlp_dim < before.mlp_dim:
+                by = "that matter most on the calibration data" if calibrated else "with the largest weights"
+                says = f"keep the {after.mlp_dim} of {before.mlp_dim} MLP units {by}"
+                of_stage.append(Step("trim-mlp", "near", says, units))
+            else:
+                says = f"add {after.mlp_dim - before.mlp_dim} MLP units with zero output"
+                of_stage.append(Step("widen-mlp", "exact", says, units))
         for step in of_stage:
             where = {"says": f"stage {number}: {step.says}", "settings": {"stage": number, **step.settings}}
             steps.append(replace(step, **where) if len(stages) > 1 else step)
@@ -75,14 +86,6 @@ def order_operators(
     if method.balance:
         steps.append(balance_heads(source))
     return tuple(steps)
-
-
-def drop_layers(depth: int, kept: tuple[int, ...], choice: LayerChoice) -> Step:
-    """Return the step that drops the layers of a stage that are not in `kept` (numbered within the stage)."""
-    dropped = [i for i in range(depth) if i not in kept]
-    says = f"keep {len(kept)} of {plural(depth, 'layer')}, {choice.criterion}: {', '.join(map(str, kept))}"
-    settings = {"kept": list(kept), "dropped": dropped, "criterion": choice.criterion, "evidence": choice.evidence}
-    return Step("drop-layers", "near", says, settings)
 
 
 def change_heads(
@@ -147,7 +150,9 @@ def resize_heads(source: Source, before: Stage, after: Stage, init: str, method:
         by = "fitted to the calibration data" if calibrated else "from the weights alone"
         return Step("split-heads", "near", f"{says}, {by}", settings | {"calibrated": calibrated})
     says += ", each with the scores of its parent"
-    if is_coarse(source):  # q and k are rescaled, which rounds in these dtypes
+    entries, roles = source.weights.entries, ("q", "k", "qk", "qkv")
+    if any(entries[s.name].dtype not in ("F32", "F64") for s in source.specs if s.role in roles):
+        # q and k are rescaled, which rounds in these dtypes
         return Step("split-heads", "near", f"{says}, rounded to the weights' precision", settings)
     return Step("split-heads", "exact", says, settings)
 
@@ -155,21 +160,6 @@ def resize_heads(source: Source, before: Stage, after: Stage, init: str, method:
 def keeps_size(source: Source) -> bool:
     """Return whether some family can hold another number of heads of the same size."""
     return source.architecture.stores_head_dim or source.architecture.decoupled is not None
-
-
-def is_coarse(source: Source) -> bool:
-    """Return whether attention weights are stored with fewer bits than fp32."""
-    entries = source.weights.entries
-    return any(entries[s.name].dtype not in ("F32", "F64") for s in source.specs if s.role in ("q", "k", "qk", "qkv"))
-
-
-def change_units(before: int, after: int, *, calibrated: bool = False) -> Step:
-    """Return the step that trims or widens the MLP from `before` to `after` units."""
-    settings = {"before": before, "after": after}
-    if after < before:
-        by = "that matter most on the calibration data" if calibrated else "with the largest weights"
-        return Step("trim-mlp", "near", f"keep the {after} of {before} MLP units {by}", settings)
-    return Step("widen-mlp", "exact", f"add {after - before} MLP units with zero output", settings)
 
 
 def balance_heads(source: Source) -> Step:

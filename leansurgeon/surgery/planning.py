@@ -8,6 +8,7 @@ surgery.json.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
@@ -24,7 +25,6 @@ from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.shape import SPACINGS, ParameterCount, Shape
 from leansurgeon.surgery import drop_layers
 from leansurgeon.surgery.class_attention import follow
-from leansurgeon.surgery.drop_layers import LayerChoice
 from leansurgeon.surgery.method import Method
 from leansurgeon.surgery.next_steps import UnfitFormats, cannot_hold
 from leansurgeon.surgery.operators import order_operators
@@ -150,7 +150,13 @@ def plan(
     target.config()  # rejects an impossible config
     refuse_moved_layers(source, init, choice.kept)
     drop_layers.refuse_misplaced(source, init, choice.kept)
-    refuse_new_output(source, init)
+    arch = source.architecture
+    apart = any(spec.name in arch.tied and spec.role == "head" for spec in source.specs)
+    if init == "fresh" and source.weights is not None and arch.ties_new and apart:  # transformers' T5
+        raise UsageError(
+            f"{arch.library} ties the output of every new {arch.name} to its embedding, and this model's stands apart.",
+            "Use --init fresh-attention, or --init transfer.",
+        )
     along = models_along(target)
     counts = [model.parameters for model in along]
     flops = [closed_form(m.specs, m.shape, m.converted, m.architecture) for m in along]
@@ -185,10 +191,18 @@ def reshape_source(source: Source, wanted: RequestedShape) -> tuple[Reshaped, Ta
     try:
         resolved = resolve(source, wanted)
     except UnsupportedModel:
-        other = open_undeclared(source)
-        if other is None:
+        arch, inferred = source.architecture, None
+        own = arch.stores_head_dim or arch.decoupled or arch.evidence
+        if arch.library == "transformers" and not own and source.weights:
+            config = infer.complete_config(source.config)
+            with suppress(UnsupportedModel):
+                found = infer.architecture(config)
+                specs = match(found, config, source.weights.shapes)
+                inferred = found if found.decoupled else None
+        if inferred is None:
             raise
-        source, resolved = other, resolve(other, wanted)
+        source = replace(source, config=config, architecture=inferred, specs=specs)
+        resolved = resolve(source, wanted)
     return Reshaped(source, resolved.architecture, resolved.shape), resolved
 
 
@@ -199,21 +213,7 @@ def without_data(steps: Plan) -> Plan:
     return keeping(replace(steps, calibrated=False), choice)
 
 
-def open_undeclared(source: Source) -> Source | None:
-    """Return the source with an inferred declaration, if that allows heads of their own size; else None."""
-    arch = source.architecture
-    if arch.library != "transformers" or arch.stores_head_dim or arch.decoupled or arch.evidence or not source.weights:
-        return None
-    config = infer.complete_config(source.config)
-    try:
-        inferred = infer.architecture(config)
-        specs = match(inferred, config, source.weights.shapes)
-    except UnsupportedModel:
-        return None
-    return replace(source, config=config, architecture=inferred, specs=specs) if inferred.decoupled else None
-
-
-def keeping(plan: Plan, choice: LayerChoice) -> Plan:
+def keeping(plan: Plan, choice: drop_layers.LayerChoice) -> Plan:
     """Return the same plan with the layers that sample data has chosen. Raises `UsageError` if they cannot be moved."""
     refuse_moved_layers(plan.source, plan.init, choice.kept)
     steps = order_operators(plan.target, plan.init, choice, plan.method, plan.calibrated, plan.heads_by)
@@ -228,19 +228,6 @@ def refuse_moved_layers(source: Source, init: str, kept: tuple[int, ...]) -> Non
         raise UsageError(
             f"This model's config sets {keys[0]}: a layer's scale depends on its number, so kept layers would change.",
             "Use --init fresh, or keep every layer.",
-        )
-
-
-def refuse_new_output(source: Source, init: str) -> None:
-    """Raise `UsageError` for models whose output is separate from the embedding, if the library can load but not create
-    such a model (transformers' T5).
-    """
-    arch = source.architecture
-    apart = any(spec.name in arch.tied and spec.role == "head" for spec in source.specs)
-    if init == "fresh" and source.weights is not None and arch.ties_new and apart:
-        raise UsageError(
-            f"{arch.library} ties the output of every new {arch.name} to its embedding, and this model's stands apart.",
-            "Use --init fresh-attention, or --init transfer.",
         )
 
 

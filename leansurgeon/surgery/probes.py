@@ -21,7 +21,7 @@ STRAIGHT = 1e-3  # relative deviation from a scaled identity that counts as roun
 @contextmanager
 def inputs_of(module: nn.Module) -> Iterator[list[Tensor]]:
     """Collect the inputs of a module in a list within the context."""
-    inputs: list[Tensor] = []
+    inputs = []
     with Hooks() as hooks:
         hooks.before(module, lambda _m, args: inputs.append(args[0].detach()))
         yield inputs
@@ -30,7 +30,7 @@ def inputs_of(module: nn.Module) -> Iterator[list[Tensor]]:
 @contextmanager
 def outputs_of(module: nn.Module) -> Iterator[list[Tensor]]:
     """Collect the outputs of a module in a list within the context."""
-    outputs: list[Tensor] = []
+    outputs = []
     with Hooks() as hooks:
         hooks.after(module, lambda _m, _a, out: outputs.append(out.detach()))
         yield outputs
@@ -42,7 +42,7 @@ class StopForward(Exception):
 
 def capture_input(module: nn.Module, run: Callable[[], object]) -> Tensor:
     """Return the input of a module while `run` runs, without computing the rest of the pass."""
-    inputs: list[Tensor] = []
+    inputs = []
 
     def note(_, args: tuple) -> None:
         """Record the module's input, then end the forward pass."""
@@ -125,11 +125,11 @@ def reach(module: nn.Module, run: Callable[[], Tensor], freeze: nn.Module | None
     `freeze` is a module whose output is held fixed (the MLP behind an attention's projection), so that only the direct
     path counts.
     """
-    held: list[Tensor] = []
+    held = []
     with change_output(freeze, lambda out: held.append(out) or out):
         calm = run()
     generator = torch.Generator().manual_seed(0)
-    shaken: list[Tensor] = []
+    shaken = []
 
     def shake(out: Tensor) -> Tensor:
         """Add noise as large as the block's undisturbed output."""
@@ -152,7 +152,7 @@ def reach(module: nn.Module, run: Callable[[], Tensor], freeze: nn.Module | None
 
 def closing_norm(block: nn.Module, run: Callable[[], Tensor]) -> nn.Module | None:
     """Return the LayerNorm that produces a post-norm block's output; None in other blocks. `run` as in `reach`."""
-    made: list[tuple[nn.Module, Tensor]] = []
+    made = []
     with Hooks() as hooks:
         for module in block.modules():
             if isinstance(module, nn.LayerNorm):

@@ -13,7 +13,7 @@ std^2.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import sqrt
 
@@ -52,16 +52,6 @@ class BlockFit:
     fit: Samples
     guard: Samples
     exact: bool = True  # sums of products in float64; else in float32, piece by piece
-
-    def on(self, streams: Mapping[str, Stream], layer: int) -> BlockFit:
-        """Return the same samples, run through block `layer` of the skeleton of `streams` (fit and guard)."""
-        fit, guard = (replace(getattr(self, part), stream=streams[part]) for part in ("fit", "guard"))
-        return replace(self, layer=layer, fit=fit, guard=guard)
-
-    @property
-    def block(self) -> nn.Module:
-        """The block that is refitted."""
-        return self.fit.stream.skeleton.block(self.layer)
 
     def run(self, samples: Samples, b: int) -> Tensor:
         """Return the block's output for batch `b`, without gradients."""
@@ -186,7 +176,7 @@ def absorb(site: BlockFit, closing: nn.LayerNorm) -> HealResult | None:
     """Let a post-norm block replace the dropped ones behind it, the last of which has the norm `closing`. Return None
     unless it is a post-norm block; everything is restored if the guard does not improve.
     """
-    norm = handles.closing_norm(site.block, site.first)
+    norm = handles.closing_norm(site.fit.stream.skeleton.block(site.layer), site.first)
     if norm is None:
         return None
     down = site.fit.stream.skeleton.mlp_down(site.layer)

@@ -23,7 +23,6 @@ from leansurgeon.checkpoints.publish.durable import sync_tree, write_durably
 from leansurgeon.checkpoints.weights import Arrays
 from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.reading import jsonfile
-from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.surgery.planning import Plan
 
 RECORD, KEY = "record.json", "key.json"
@@ -61,7 +60,7 @@ class Step:
     """Tensors in float32 by name, the numbers for the record, and the block-tokens that the cut had spent by then."""
 
     tensors: Arrays
-    record: JsonObject
+    record: jsonfile.JsonObject
     work: float = 0.0
 
 
@@ -93,7 +92,9 @@ class ResumeState:
         """Save a finished step."""
         if self.folder is None:
             return
-        self.begin()
+        if not self.folder.exists():
+            self.folder.mkdir(parents=True)
+            write_durably(self.folder / KEY, json.dumps({"key": self.key}))
         aside = self.folder / f"{name}.{os.getpid()}.unfinished"
         shutil.rmtree(aside, ignore_errors=True)
         try:
@@ -114,12 +115,6 @@ class ResumeState:
         for other in self.folder.iterdir() if self.folder else ():
             if other.is_dir() and other.name != name:
                 shutil.rmtree(other, ignore_errors=True)
-
-    def begin(self) -> None:
-        """Create the folder with its key."""
-        if not self.folder.exists():
-            self.folder.mkdir(parents=True)
-            write_durably(self.folder / KEY, json.dumps({"key": self.key}))
 
     def remove(self) -> None:
         """Delete everything: the result is published."""

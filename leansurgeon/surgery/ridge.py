@@ -137,7 +137,7 @@ def refit(fit: NormalEquations, guard: NormalEquations, ridges: Sequence[float] 
     `LEAST_GAIN`.
     """
     before, after, ridge, best = guard.relative(), inf, None, None
-    tried: dict[str, float] = {}
+    tried = {}
     for weaker in sorted(ridges, reverse=True):
         change = fit.solve(weaker)
         now = guard.relative(change)

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
 from leansurgeon.architectures.base import Architecture, TensorSpec
 from leansurgeon.architectures.infer import inputs as undeclared
@@ -107,7 +108,7 @@ class ModelUnderTest:
             for key, value in inputs.items()
         }
 
-    def answer(self, loaded: Loaded) -> torch.Tensor:
+    def answer(self, loaded: Loaded) -> Tensor:
         """Return the logits, or the pooled output of a model without a head."""
         with torch.no_grad():
             if self.arch.library == "timm":
@@ -117,11 +118,11 @@ class ModelUnderTest:
         return next((value for value in outputs if value is not None), out[0])
 
     @cached_property
-    def own(self) -> torch.Tensor:
+    def own(self) -> Tensor:
         """Output of the unchanged model."""
         return self.answer(self.loaded)
 
-    def modules(self) -> list[torch.nn.Module]:
+    def modules(self) -> list[nn.Module]:
         """Return the output projections in the built model. Raises `Untestable` if none is declared."""
         if not self.loaded.projections:
             raise Untestable("No output projection is declared.")
@@ -153,7 +154,7 @@ class ModelUnderTest:
         with tempfile.TemporaryDirectory(dir=self.work) as path:
             yield Path(path)
 
-    def answer_after(self, *changes: Change) -> torch.Tensor:
+    def answer_after(self, *changes: Change) -> Tensor:
         """Return the model's output after the changes, applied in order."""
 
         def change(spec: TensorSpec, raw: np.ndarray) -> np.ndarray | None:
@@ -169,7 +170,7 @@ class ModelUnderTest:
 
     def cut_first_possible(
         self, folder: Path, choices: list[RequestedShape], method: Method | None = None
-    ) -> tuple[Source, torch.Tensor]:
+    ) -> tuple[Source, Tensor]:
         """Carry out the first of `choices` that can be planned in `folder`, and return the result and its output.
 
         Raises `Untestable` if none can be planned.
@@ -216,7 +217,7 @@ def open_as(folder: Path, architecture: Architecture) -> Source:
     return replace(source, architecture=architecture, specs=match(architecture, source.config, source.weights.shapes))
 
 
-def distance(output: torch.Tensor, expected: torch.Tensor) -> float:
+def distance(output: Tensor, expected: Tensor) -> float:
     """Return the largest difference as a share of the spread of `expected`; infinite if there is NaN."""
     share = float((output - expected).abs().max() / expected.std().clamp(min=1e-12))
     return share if share == share else float("inf")
@@ -259,7 +260,7 @@ def projections(model: ModelUnderTest) -> str:
     declared = [s for s in model.source.specs if s.layer is not None and s.role == "o" and len(s.shape) > 1]
     left = [torch.from_numpy(model.weights.float32(s.name).copy()) for s in declared]
     for name, module in zip(model.loaded.projections, modules, strict=True):
-        if not isinstance(getattr(module, "weight", None), torch.Tensor):
+        if not isinstance(getattr(module, "weight", None), Tensor):
             raise RoleFault(f"The module '{name}' is no linear layer.")
         weight = module.weight.detach().float()
         hit = next((i for i, t in enumerate(left) if t.shape == weight.shape and torch.equal(t, weight)), None)
@@ -275,7 +276,7 @@ def check_masked_heads(model: ModelUnderTest) -> str:
     """Check that an output projection outputs its bias if its input is zero."""
     worst = 0.0
 
-    def compare(module: torch.nn.Module, _: tuple[torch.Tensor, ...], out: torch.Tensor) -> None:
+    def compare(module: nn.Module, _: tuple[Tensor, ...], out: Tensor) -> None:
         """Forward hook: record how far the output is from the bias alone."""
         nonlocal worst
         bias = module.bias if module.bias is not None else torch.zeros(())
@@ -295,7 +296,7 @@ def check_masked_heads(model: ModelUnderTest) -> str:
 def values(model: ModelUnderTest) -> str:
     """Check that without values the output projections receive zeros."""
     model.modules()
-    largest: list[float] = []
+    largest = []
     with model.folder() as folder:
         loaded = model.load(model.write(folder, model.change_part("v", np.zeros_like)))
         with Hooks() as hooks:

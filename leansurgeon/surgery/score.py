@@ -115,10 +115,6 @@ class Tally:
         if score:
             self.loss, self.scored = self.loss + score[0], self.scored + score[1]
 
-    def values_of_tokens(self) -> Tensor:
-        """Return the value that decides, for every token (N,) in float64."""
-        return torch.cat(self.divergences if self.predicts else self.errors)
-
     def score(self) -> GuardScore:
         """Return the means over the guard: error, divergence and loss, as far as known, and the one that decides."""
         error, divergence = (
@@ -177,7 +173,7 @@ def rounds(pieces: int) -> int:
 
 def survivors(left: Sequence[int], tallies: Sequence[Tally], tests: int) -> list[int]:
     """Return the candidates that may come within `CLOSE` of the best, including the best. `tests` share the `ERROR`."""
-    values = {i: tallies[i].values_of_tokens() for i in left}
+    values = {i: torch.cat(tallies[i].divergences if tallies[i].predicts else tallies[i].errors) for i in left}
     best = min(left, key=lambda i: (float(values[i].mean()), i))
     return [i for i in left if i == best or lower_bound(values[i] - CLOSE * values[best], ERROR / tests) <= 0]
 
@@ -201,9 +197,12 @@ def lower_bound(values: Tensor, chance: float) -> float:
 def walk_behind(context: CalibrationContext, students: Sequence[CandidateModel], pieces: int) -> None:
     """Run the students' next pieces from where they wait behind the last changed layer to the end."""
     for student in students:
-        student.go_on(pieces)
+        student.at, rest = student.waiting
+        student.waiting = student.at, rest.some(slice(pieces, None))
+        student.streams = {"guard": rest.some(slice(pieces))}
     for layer in track(range(context.teacher.depth), "judging on", "layers/s"):
         for student in students:
             if student.until == layer:
-                student.pass_on()
+                student.streams["guard"].advance(student.pass_source_through()["guard"])
+                student.at += 1
         context.give_back()

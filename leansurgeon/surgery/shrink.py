@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from leansurgeon.architectures.base import Architecture, Config, TensorSpec
-from leansurgeon.architectures.towers import whole_runs
+from leansurgeon.architectures.towers import writes_text
+from leansurgeon.checkpoints.kind import class_name
 from leansurgeon.checkpoints.proof.prove import prove
 from leansurgeon.checkpoints.provenance import write_surgery
 from leansurgeon.checkpoints.publish.card import write_card
@@ -33,7 +34,6 @@ from leansurgeon.errors import (
 from leansurgeon.measure.data.calibration import Calibration
 from leansurgeon.progress import Say, silent
 from leansurgeon.surgery import drop_layers
-from leansurgeon.surgery.drop_layers import LayerChoice
 from leansurgeon.surgery.method import LAYERS
 from leansurgeon.surgery.planning import Plan, keeping
 from leansurgeon.surgery.resume import ResumeState, key_of, place_of
@@ -81,7 +81,14 @@ def decide(
     if output is not None:
         kind = device.split(":")[0]
         key = key_of(steps, calibration, {"device": kind, "bf16": has_bf16(kind)})
-        kept = open_state(place_of(output), key, resume, say)
+        place = place_of(output)
+        there = place.exists()
+        kept = ResumeState(place, key, resume=resume)
+        if resume:
+            other = "the interrupted cut here is another one" if there else "there is no interrupted cut here"
+            say(f"Resuming the cut in {place} ..." if kept.goes_on else f"Nothing to resume: {other}.")
+        elif there:
+            say(f"Found an interrupted cut in {place}; starting over (--resume continues it).")
     place = "" if device == "cpu" else f", on {device}"
     say(f"Calibrating on {calibration.says}{place} ...")
     try:
@@ -97,7 +104,7 @@ def decide(
             raise OutOfMemory(said, f"Free some memory{other}.") from error
         raise
     tried = [candidate.as_dict() for candidate in outcome.record.candidates]
-    choice = LayerChoice(outcome.record.layers, outcome.record.criterion, {"candidates": tried})
+    choice = drop_layers.LayerChoice(outcome.record.layers, outcome.record.criterion, {"candidates": tried})
     return DecidedCut(keeping(steps, choice), outcome.edits, outcome.record, calibration, outcome.close, kept.remove)
 
 
@@ -105,7 +112,7 @@ def unread(steps: Plan) -> tuple[str, ...]:
     """Return the tensors outside the blocks that the result's class would not read. Takes no memory for them and runs
     before anything is computed. Raises `UnsupportedModel` if the result would not load as it should.
     """
-    from leansurgeon.checkpoints.kind import body_class, class_name, classes_of
+    from leansurgeon.checkpoints.kind import body_class, classes_of
     from leansurgeon.checkpoints.model import place
 
     specs, source = steps.result.specs, steps.source
@@ -160,18 +167,6 @@ def telling_what_is_kept(folder: Path) -> Iterator[None]:
             said = LeanSurgeonError(f"{folder} could not be made: {why}.")
         said.hint = f"{said.hint or ''} Repeat the command with --resume to continue where it stopped.".strip()
         raise said from error
-
-
-def open_state(place: Path, key: str, resume: bool, say: Say) -> ResumeState:
-    """Open the state of a cut; with `resume`, that of an interrupted one if it exists."""
-    there = place.exists()
-    kept = ResumeState(place, key, resume=resume)
-    if resume:
-        other = "the interrupted cut here is another one" if there else "there is no interrupted cut here"
-        say(f"Resuming the cut in {place} ..." if kept.goes_on else f"Nothing to resume: {other}.")
-    elif there:
-        say(f"Found an interrupted cut in {place}; starting over (--resume continues it).")
-    return kept
 
 
 def carry_out(
@@ -264,7 +259,8 @@ def prove_result(decided: DecidedCut, folder: Path) -> Proof:
     on real data, which cannot run through a whole model of several towers.
     """
     steps, data, source = decided.plan, decided.calibration, decided.plan.source
-    data = data if whole_runs(source.architecture.section, source.config) else None
+    section = source.architecture.section
+    data = data if not section or writes_text(section, class_name(source.config)) else None
     compare = steps.init != "fresh" and source.learned and (steps.exactness == "exact" or data is not None)
     return prove(
         folder,

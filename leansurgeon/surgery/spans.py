@@ -12,12 +12,11 @@ from copy import copy
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from leansurgeon.checkpoints.blockwise.stream import Stream
-from leansurgeon.checkpoints.recorded.decided import CutFit, GuardScore, LocalFit, SpanFit
+from leansurgeon.checkpoints.recorded.decided import CutFit, Fit, GuardScore, LocalFit, SpanFit
 from leansurgeon.errors import plural
 from leansurgeon.measure.data.batches import Batch, rows_of, some_rows
 from leansurgeon.progress import track
@@ -30,7 +29,6 @@ from leansurgeon.surgery.local_fit import (
     STEP_TOKENS,
     WARMUP,
     Example,
-    FitResult,
     Phase,
     TimeLimit,
     fit_span,
@@ -85,7 +83,7 @@ class SpanFitter:
 
     def run(self) -> tuple[CutFit, ...]:
         """Fit around every cut, from the first to the last. Return the numbers for the record."""
-        record: list[CutFit] = []
+        record = []
         behind: CutMark | None = None
         tokens = {part: self.context.tokens(self.view.batches[part]) for part in PARTS}
         states = self.student.marks[0].streams["fit"].hidden
@@ -117,9 +115,9 @@ class SpanFitter:
             self.context.held_back += step.record["held_back"]
             return tuple(map(SpanFit.from_dict, step.record["spans"]))
         pieces = {part: SamplePieces.of(self, mark, part) for part in PARTS}
-        filled: list[int] = []
+        filled = []
         known = len(self.context.held_back)
-        fits: list[SpanFit] = []
+        fits = []
         longest = self.context.longest_span
         for phase, end in zip(phases, mark.ends, strict=False):
             length = end - mark.first + 1
@@ -133,12 +131,15 @@ class SpanFitter:
             fitted = self.fit(filled, pieces, mark.goals[end], phase)
             self.context.say(
                 f"  local fit of {plural(len(filled), 'new layer')} from {filled[0]} on: error on guard samples "
-                f"{fitted.before:.4f}, now {min(fitted.before, fitted.after):.4f}"
+                f"{fitted.guard_before:.4f}, now {min(fitted.guard_before, fitted.guard_after):.4f}"
             )
-            fits.append(SpanFit(end, fitted.as_record()))
-            if not fitted.kept or fitted.after > fitted.before * (1 - LEAST_GAIN) or self.clock.gone >= 1:
+            before, after = (round(error, 6) for error in (fitted.guard_before, fitted.guard_after))
+            shown = replace(fitted, guard_before=before, guard_after=after, seconds=round(fitted.seconds, 2))
+            fits.append(SpanFit(end, shown))
+            little = fitted.guard_after > fitted.guard_before * (1 - LEAST_GAIN)
+            if not fitted.kept or little or self.clock.gone >= 1:
                 break
-        changed: dict[str, np.ndarray] = {}
+        changed = {}
         for layer in filled:
             changed |= {t: values for t, values in self.skeleton.read(layer).items() if t in self.student.outs}
             self.skeleton.empty(layer)
@@ -156,7 +157,7 @@ class SpanFitter:
 
     def fit(
         self, layers: list[int], pieces: Mapping[str, SamplePieces], goals: Mapping[str, list[Tensor]], phase: Phase
-    ) -> FitResult:
+    ) -> Fit:
         """Train the blocks of `layers` by gradient descent to turn the `pieces` into the `goals`."""
 
         def most(steps: int) -> int:

@@ -13,7 +13,7 @@ Shape letters: B batch, T tokens, W width, H heads, D head_dim, M children of a 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -77,45 +77,6 @@ def pad(x: Array, axis: int, size: int) -> Array:
 # -- score forms of smaller rank: which `q^T k` a child computes -----------------------------------
 
 
-@dataclass(frozen=True)
-class Forms:
-    """Score forms of all children in the basis of their parents: `q' = left q`, `k' = right k`."""
-
-    left: Array  # (H, M, R, D)
-    right: Array  # (H, M, R, D)
-    kept: float  # share of the weighted score form (squared) that the smaller rank keeps, mean over children
-
-
-def low_rank(c_query: Array, c_key: Array, rank: int, gain: float) -> Forms:
-    """Return the rank-`rank` forms nearest to `gain * q^T k` for query and key moments `(H, M, D, D)`.
-
-    Minimizes the sum of squares of `Cq^1/2 (I - left^T right) Ck^1/2`: Eckart-Young in the whitened basis. The factors
-    share the singular values evenly, so that q and k stay of equal size.
-    """
-    u, s, vt, q_inverse, k_inverse = decompose(c_query, c_key)
-    share = np.sqrt(gain * s[..., :rank, None])
-    left = share * np.swapaxes(u[..., :rank], -1, -2) @ q_inverse
-    right = share * vt[..., :rank, :] @ k_inverse
-    energy = np.square(s)
-    kept = energy[..., :rank].sum(-1) / np.maximum(energy.sum(-1), np.finfo(np.float64).tiny)
-    return Forms(left, right, float(kept.mean()))
-
-
-def divide_form(c_query: Array, c_key: Array, children: int, rank: int, gain: float) -> Forms:
-    """Return forms of every child from `(H, D, D)` moments: half of the rank as in `low_rank`, half taken in turns."""
-    u, s, vt, q_inverse, k_inverse = decompose(c_query, c_key)
-    shared = min(rank // 2, s.shape[-1])
-    left, right = [], []
-    for child in range(children):
-        own = np.arange(shared + child, s.shape[-1], children)[: rank - shared]
-        chosen = np.concatenate([np.arange(shared), own])
-        strength = np.concatenate([np.ones(shared), np.full(len(own), float(children))])
-        share = np.sqrt(gain * strength * s[:, chosen])[..., None]
-        left.append(pad(share * np.swapaxes(u[..., chosen], -1, -2) @ q_inverse, -2, rank))
-        right.append(pad(share * vt[:, chosen] @ k_inverse, -2, rank))
-    return Forms(np.stack(left, axis=1), np.stack(right, axis=1), 1.0)
-
-
 def decompose(c_query: Array, c_key: Array) -> tuple[Array, ...]:
     """Return U, S, V^T of the product of the moments' symmetric square roots, and the inverses of both (..., D, D)."""
     roots, inverses = [], []
@@ -131,12 +92,14 @@ def decompose(c_query: Array, c_key: Array) -> tuple[Array, ...]:
 # -- at equal parameters ----------------------------------------------------------------------------
 
 
-def assemble(attention: Attention, after: Stage, forms: Forms) -> Attention:
-    """Return children with the given score forms, each with its slice of the parent's values and output columns.
+def assemble(attention: Attention, after: Stage, left: Array, right: Array) -> Attention:
+    """Return children with the score forms `q' = left q`, `k' = right k` (H, M, R, D) in the basis of their parents.
+
+    Each has its slice of the parent's values and output columns.
 
     The key bias adds the same to all scores of a query, which the softmax ignores: it becomes zero.
     """
-    m, r, d = forms.left.shape[1], after.head_dim, attention.head_dim
+    m, r, d = left.shape[1], after.head_dim, attention.head_dim
 
     def apply_form(form: Array, x: Array) -> Array:  # (H, M, R, D) on (H, D, ...) -> (H*M, R, ...)
         return (
@@ -149,11 +112,11 @@ def assemble(attention: Attention, after: Stage, forms: Forms) -> Attention:
 
     return replace(
         attention,
-        q=apply_form(forms.left, attention.q),
-        k=apply_form(forms.right, attention.k),
+        q=apply_form(left, attention.q),
+        k=apply_form(right, attention.k),
         v=divide_rows(attention.v),
         o=np.moveaxis(divide_rows(np.moveaxis(attention.o, 0, -1)), -1, 0),
-        q_bias=None if attention.q_bias is None else apply_form(forms.left, attention.q_bias),
+        q_bias=None if attention.q_bias is None else apply_form(left, attention.q_bias),
         k_bias=None if attention.k_bias is None else np.zeros((after.heads, r), np.float32),
         v_bias=None if attention.v_bias is None else divide_rows(attention.v_bias),
     )
@@ -170,9 +133,18 @@ def weights_only(attention: Attention, after: Stage, gain: float) -> Attention:
     q, k = attention.q.astype(np.float64), attention.k.astype(np.float64)
     middle = np.zeros(q.shape[:2]) if attention.q_bias is None else attention.q_bias.astype(np.float64)
     c_query = q @ np.swapaxes(q, -1, -2) + middle[..., :, None] * middle[..., None, :]
-    c_key = k @ np.swapaxes(k, -1, -2)
-    forms = divide_form(c_query, c_key, after.heads // attention.heads, after.head_dim, gain)
-    return assemble(attention, after, forms)
+    u, s, vt, q_inverse, k_inverse = decompose(c_query, k @ np.swapaxes(k, -1, -2))
+    children, rank = after.heads // attention.heads, after.head_dim
+    shared = min(rank // 2, s.shape[-1])
+    left, right = [], []
+    for child in range(children):
+        own = np.arange(shared + child, s.shape[-1], children)[: rank - shared]
+        chosen = np.concatenate([np.arange(shared), own])
+        strength = np.concatenate([np.ones(shared), np.full(len(own), float(children))])
+        share = np.sqrt(gain * strength * s[:, chosen])[..., None]
+        left.append(pad(share * np.swapaxes(u[..., chosen], -1, -2) @ q_inverse, -2, rank))
+        right.append(pad(share * vt[:, chosen] @ k_inverse, -2, rank))
+    return assemble(attention, after, np.stack(left, axis=1), np.stack(right, axis=1))
 
 
 def activation_aware(
@@ -195,8 +167,8 @@ def activation_aware(
     output*. If scores of query i err by e_ij, the child's output errs by `sum_j a_ij (v_j - o_i) e_ij` with attention a
     and output o, so a score counts by the attention that it gets and by how much its value differs from the mean. With
     `U_i = sum_j a_ij W_o (v_j - o_i) k_j^T` the squared error is `sum_i |U_i (form error)^T q_i|^2`; its best separable
-    weight is the moment of the queries (biases included) times `sum_i U_i^T U_i`, for which `low_rank` is the solution.
-    Then W_o is refitted by ridge regression to `targets_BTW`.
+    weight is the moment of the queries (biases included) times `sum_i U_i^T U_i`: the sum of squares of `Cq^1/2 (form
+    error) Ck^1/2` is minimized. Then W_o is refitted by ridge regression to `targets_BTW`.
 
     inputs_BTW: inputs of the attention, `(B, T, width)` per batch (of the cut network).
     masks: `(B, T)`, true where a token is real, or None. causal: whether tokens see only those before them.
@@ -217,7 +189,14 @@ def activation_aware(
     guard = [b for b in every if b % FIFTH == FIFTH - 1] or [every[-1]]
     fit = [b for b in every if b not in guard] or guard
     moments = factors.score_moments(parent, inputs_BTW, masks, after.heads // attention.heads)
-    forms = low_rank(*moments, after.head_dim, gain)
+    # Eckart-Young in the whitened basis. The factors share the singular values evenly, so that q and k stay of equal
+    # size.
+    u, s, vt, q_inverse, k_inverse = decompose(*moments)
+    rank = after.head_dim
+    share, energy = np.sqrt(gain * s[..., :rank, None]), np.square(s)
+    left = share * np.swapaxes(u[..., :rank], -1, -2) @ q_inverse
+    right = share * vt[..., :rank, :] @ k_inverse
+    kept = energy[..., :rank].sum(-1) / np.maximum(energy.sum(-1), np.finfo(np.float64).tiny)
 
     def goal(b: int) -> Tensor:
         """Return the target of one batch, computed on demand since all at once might not fit in memory."""
@@ -227,8 +206,8 @@ def activation_aware(
         runner = factors.Torch.of(candidate, parent.scale / gain, causal)
         return round(factors.error(runner, inputs_BTW, goal, masks, guard), 6)
 
-    split = assemble(attention, after, forms)
-    numbers = Split(round(forms.kept, 6), error(split))
+    split = assemble(attention, after, left, right)
+    numbers = Split(round(float(kept.mean()), 6), error(split))
     if ridge is None:
         return split, numbers
     child = factors.Torch.of(split, parent.scale / gain, causal)

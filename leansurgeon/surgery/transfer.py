@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import ChainMap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property, partial
 from math import prod
@@ -110,8 +110,17 @@ class Transfer:
         outs = []
         for target in self.plan.result.specs:
             spec = self.origin(target)
-            entry = self.weights.entries[spec.name]
-            make = self.maker(target, spec, entry.dtype)
+            entry, maps, make = self.weights.entries[spec.name], self.maps_of(spec), None
+            changes = spec.layer is not None or spec.role in FOLLOWERS
+            resized = changes and maps.before.head_dim != maps.after.head_dim
+            if changes and target.name in self.edits:
+                make = partial(self.make_edited, target.name, entry.dtype)
+            elif resized and (target.role in OF_HEADS or (target.role == "o" and target.shape != entry.shape)):
+                make = partial(self.make_afresh, target, entry.dtype)
+            elif resized and target.role == "o":
+                make = None  # same size: its columns no longer belong to particular heads
+            elif changes and any(map(maps.moves, spec.axes)):
+                make = partial(self.gather, target, spec, entry.dtype)
             if make is None:
                 outs.append(TensorOut(target.name, entry.dtype, entry.shape, entry=entry))
             else:
@@ -127,21 +136,6 @@ class Transfer:
         if template in self.by_layer[old]:
             return self.by_layer[old][template]
         return replace(self.by_layer[self.plan.before.spans[target.stage].start][template], layer=old)
-
-    def maker(self, target: TensorSpec, spec: TensorSpec, dtype: str) -> Callable[[], Array] | None:
-        """Return the function that makes a tensor of the result (edited, fresh or gathered); None if it is copied."""
-        maps, same_size = self.maps_of(spec), target.shape == self.weights.entries[spec.name].shape
-        if spec.layer is None and spec.role not in FOLLOWERS:
-            return None
-        if target.name in self.edits:
-            return lambda: from_float32(np.ascontiguousarray(self.edits[target.name], np.float32), dtype)
-        if maps.before.head_dim != maps.after.head_dim:
-            if target.role in OF_HEADS or (target.role == "o" and not same_size):
-                return partial(self.make_afresh, target, dtype)
-            if target.role == "o":  # same size: its columns no longer belong to particular heads
-                return None
-        moves = any(map(maps.moves, spec.axes))
-        return partial(self.gather, target, spec, dtype) if moves else None
 
     def split_layer(self, layer: int) -> Arrays:
         """Return the attention of a new layer with heads of another size: exact if they grow, else by weights alone."""
@@ -177,6 +171,10 @@ class Transfer:
             rows[as_slice(at[start : start + len(values)])] = from_float32(values, dtype)
             start += len(values)
         return new
+
+    def make_edited(self, name: str, dtype: str) -> Array:
+        """Return a tensor that sample data or a split has changed."""
+        return from_float32(np.ascontiguousarray(self.edits[name], np.float32), dtype)
 
     def make_afresh(self, target: TensorSpec, dtype: str) -> Array:
         """Initialize the tensor: norms of q and k with one, other vectors with zero, matrices normal."""
@@ -284,20 +282,26 @@ class LayerMaps:
         in_step = self.transfer.source.architecture.blocks(self.stage).in_step(self.group)
         layers = [i for i in plan.layers if i in plan.before.spans[self.stage]] if in_step else [self.layer]
         if (key := (*layers, self.group)) not in known:
-            outputs = (self.matrix("o", "q", layer, last=True) for layer in layers)
-            known[key] = np.sum([head_strength(output, self.before.heads) for output in outputs], axis=0)
+            outputs = (self.matrix("o", "q", layer, last=True) for layer in layers)  # (width, heads * head_dim)
+            heads = (output.reshape(len(output), self.before.heads, -1) for output in outputs)
+            known[key] = np.sum([np.linalg.norm(of_layer, axis=(0, 2)) for of_layer in heads], axis=0)
         return known[key]
 
     @cached_property
     def units(self) -> Array:
-        """(new,) the old MLP unit of every new one, FRESH for added ones."""
+        """(new,) the old MLP unit of every new one, FRESH for added ones. If some go, the strongest stay: strength is
+        the product of the norms of their input and output weights.
+        """
         before, after = self.before.mlp_dim, self.after.mlp_dim
         if after >= before:
             return widen(before, after)
         roles = [role for role in ("up", "gate") if self.of_role(role, self.layer)]
         incoming = [self.matrix(role, "mlp", self.layer, last=False) for role in roles]
         halves = [part for matrix in incoming for part in np.split(matrix, len(matrix) // before)]
-        return strongest_units(halves, self.matrix("down", "mlp", self.layer, last=True), after)
+        score = np.linalg.norm(self.matrix("down", "mlp", self.layer, last=True), axis=0)
+        for matrix in halves:  # (mlp, width)
+            score = score * np.linalg.norm(matrix, axis=1)
+        return np.sort(np.argsort(-score, kind="stable")[:after])
 
     def of_role(self, role: str, layer: int | None) -> list[TensorSpec]:
         """Return a layer's tensors of one role."""
@@ -340,21 +344,6 @@ def map_strongest_heads(before: Stage, after: Stage, strength: Array) -> tuple[A
         return (groups[:, None] * per_group.shape[1] + np.arange(per_group.shape[1])).reshape(-1), groups
     best = np.sort(np.argsort(-per_group, axis=1, kind="stable")[:, : after.heads // after.kv_heads], axis=1)
     return (best + np.arange(before.kv_heads)[:, None] * per_group.shape[1]).reshape(-1), np.arange(before.kv_heads)
-
-
-def head_strength(output: Array, heads: int) -> Array:
-    """Return the norm of every head's slice of the output projection; `output` is `(width, heads * head_dim)`."""
-    return np.linalg.norm(output.reshape(output.shape[0], heads, -1), axis=(0, 2))
-
-
-def strongest_units(incoming: list[Array], outgoing: Array, keep: int) -> Array:
-    """Return the indices of the `keep` strongest units in their old order; strength is the product of the norms of
-    their input and output weights. `incoming` are `(mlp, width)` matrices, `outgoing` is `(width, mlp)`.
-    """
-    score = np.linalg.norm(outgoing, axis=0)
-    for matrix in incoming:
-        score = score * np.linalg.norm(matrix, axis=1)
-    return np.sort(np.argsort(-score, kind="stable")[:keep])
 
 
 def as_slice(places: Array) -> Array | slice:

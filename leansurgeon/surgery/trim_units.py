@@ -68,7 +68,7 @@ def trim(
         scores[~alive] = torch.inf
         scores[list(fixed)] = torch.inf
         batch = max(1, min(to_go, -(-(groups - keep) // ROUNDS)))
-        going: list[int] = []
+        going = []
         for g in torch.argsort(scores, stable=True).tolist():
             if len(going) == batch:
                 break

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from leansurgeon import architectures
-from leansurgeon.architectures.base import Architecture
+from leansurgeon.architectures.base import Architecture, Config
 from leansurgeon.architectures.infer import cuts, inputs
 from leansurgeon.architectures.infer.differences import Level, build_small_config, levels
 from leansurgeon.architectures.infer.library import (
@@ -82,7 +82,7 @@ def in_scratch(name: str, cls: str, product: Callable[[Path], FamilyCheck]) -> F
 
 
 def through_the_product(
-    name: str, library: Library, small: dict[str, Any], tower: str | None, drawn: RandomModel, place: Path
+    name: str, library: Library, small: Config, tower: str | None, drawn: RandomModel, place: Path
 ) -> FamilyCheck:
     """Cut a small model of the type as a user would, and compare it with a cut by hand."""
     stages, _ = levels(library, small)
@@ -109,7 +109,7 @@ def through_the_product(
 def compare_cuts(
     row: FamilyCheck,
     source: Source,
-    config: Mapping[str, Any],
+    config: Config,
     model: torch.nn.Module,
     stages: Sequence[Level],
     example: Callable[[], Mapping[str, Any]],
@@ -120,7 +120,12 @@ def compare_cuts(
     """
     arch, shape, folder = source.architecture, source.shape, source.folder.with_name("cut")
     keep = choose_kept_layers(arch, config, shape) if "depth" not in row.refused else None
-    asked = choose_numbers(shape, arch, row.refused)
+    asked = {} if "heads" in row.refused else {"heads": "2x", "head_dim": "keep"}
+    if "mlp_dim" not in row.refused:
+        keys = [arch.blocks(number).keys or arch.keys for number in range(len(shape.stages))]
+        pairs = zip(shape.stages, keys, strict=True)
+        more = [stage.mlp_dim + (stage.width if keys.mlp_ratio else 16) for stage, keys in pairs]
+        asked["mlp_dim"] = ",".join(map(str, more))
     if not keep and not asked:
         return replace(row, why="nothing may change")
     method = Method(keep=",".join(map(str, keep))) if keep else Method()
@@ -138,13 +143,12 @@ def compare_cuts(
     gone = [i for i in range(shape.depth) if keep and i not in keep]
     with ExitStack() as stack:  # dropped blocks pass their input on
         for level, span in zip(stages, shape.spans, strict=False):
-            here = [i - span.start for i in gone if i in span]
-            stack.enter_context(cuts.skip_blocks(model, level, here))
+            stack.enter_context(cuts.skip_blocks(model, level, [i - span.start for i in gone if i in span]))
         by_hand = outputs(model, given)
     return replace(row, asked=asked | ({"keep": keep} if keep else {}), difference=difference(by_hand, theirs))
 
 
-def choose_kept_layers(arch: Architecture, small: Mapping[str, Any], shape: Shape) -> list[int]:
+def choose_kept_layers(arch: Architecture, small: Config, shape: Shape) -> list[int]:
     """Return all layers except the second and the second to last of each stage; if layers alternate, all except the
     second group; if other parts read from certain layers, all except the first.
     """
@@ -160,19 +164,6 @@ def choose_kept_layers(arch: Architecture, small: Mapping[str, Any], shape: Shap
             left = list(range(1, stage.depth))
         layers += [span[i] for i in left]
     return layers
-
-
-def choose_numbers(shape: Shape, arch: Architecture, refused: Mapping[str, str]) -> dict[str, str]:
-    """Return the numbers to request: twice the heads, a larger MLP; none that the type refuses."""
-    numbers = {}
-    if "heads" not in refused:
-        numbers = {"heads": "2x", "head_dim": "keep"}
-    if "mlp_dim" not in refused:
-        keys = [arch.blocks(number).keys or arch.keys for number in range(len(shape.stages))]
-        pairs = zip(shape.stages, keys, strict=True)
-        more = [stage.mlp_dim + (stage.width if keys.mlp_ratio else 16) for stage, keys in pairs]
-        numbers["mlp_dim"] = ",".join(map(str, more))
-    return numbers
 
 
 def by_plain_library(model: torch.nn.Module, folder: Path, arch: Architecture) -> torch.nn.Module:

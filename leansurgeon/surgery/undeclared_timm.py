@@ -19,8 +19,7 @@ from leansurgeon.architectures.base import Architecture, Config
 from leansurgeon.architectures.infer.differences import levels
 from leansurgeon.architectures.infer.library import quietly
 from leansurgeon.architectures.infer.timm_models import arguments
-from leansurgeon.architectures.infer.timm_models.library import TimmLibrary, args_of
-from leansurgeon.architectures.infer.timm_models.search import first_small
+from leansurgeon.architectures.infer.timm_models.declared import TimmLibrary, args_of, first_small
 from leansurgeon.checkpoints.config import read_config
 from leansurgeon.checkpoints.model import entry_module
 from leansurgeon.checkpoints.source import open_source

@@ -61,14 +61,15 @@ class Undo:
         """Return the tensors in the order of the safetensors library (wide dtypes first, then names), so that a source
         file written by it is restored byte for byte.
         """
-        return sorted(map(self.tensor, self.forward.source.specs), key=lambda out: (-RAW[out.dtype].itemsize, out.name))
-
-    def tensor(self, spec: TensorSpec) -> TensorOut:
-        """Return a tensor of the model before surgery: copied, or gathered from the new one."""
-        entry, picks = self.plan.source.weights.entries[spec.name], self.forward.picks(spec)
-        if picks is None:
-            return TensorOut(spec.name, entry.dtype, entry.shape, entry=entry)
-        return TensorOut(spec.name, entry.dtype, spec.shape, make=partial(self.gather_old, spec, picks))
+        outs = []
+        for spec in self.forward.source.specs:  # copied, or gathered from the new one
+            entry, picks = self.plan.source.weights.entries[spec.name], self.forward.picks(spec)
+            if picks is None:
+                outs.append(TensorOut(spec.name, entry.dtype, entry.shape, entry=entry))
+            else:
+                make = partial(self.gather_old, spec, picks)
+                outs.append(TensorOut(spec.name, entry.dtype, spec.shape, make=make))
+        return sorted(outs, key=lambda out: (-RAW[out.dtype].itemsize, out.name))
 
     def gather_old(self, spec: TensorSpec, picks: list[np.ndarray]) -> np.ndarray:
         """Gather the old entries, each from its first copy, given `picks` (the old index of every new entry, by axis).
@@ -77,25 +78,19 @@ class Undo:
         new = self.plan.source.weights.raw(spec.name)
         firsts = [first[places != FRESH] for places, first in (np.unique(p, return_index=True) for p in picks)]
         old = new[np.ix_(*firsts)]
-        if not is_untouched(new, old, picks, spec.role):
+        places = [np.flatnonzero(pick != FRESH) for pick in picks]
+        copies = new[np.ix_(*places)]
+        untouched = np.array_equal(copies, old[np.ix_(*[p[at] for p, at in zip(picks, places, strict=True)])])
+        if spec.role in SILENT:
+            untouched = untouched and np.count_nonzero(new) == np.count_nonzero(copies)
+        elif spec.role == "head_mix" and new.ndim > 1:  # old heads receive nothing from new ones
+            untouched = untouched and not new[np.ix_(places[0], np.flatnonzero(picks[1] == FRESH))].any()
+        if not untouched:
             raise UsageError(
                 f"'{spec.name}' has changed since surgery: entries that were silent or copies have been trained.",
                 "A model that was trained after surgery cannot be undone; take the source itself.",
             )
         return old
-
-
-def is_untouched(new: np.ndarray, old: np.ndarray, picks: list[np.ndarray], role: str) -> bool:
-    """Return whether `new` is still what the operators make of `old`, ignoring new entries without effect."""
-    places = [np.flatnonzero(pick != FRESH) for pick in picks]
-    copies = new[np.ix_(*places)]
-    if not np.array_equal(copies, old[np.ix_(*[p[at] for p, at in zip(picks, places, strict=True)])]):
-        return False
-    if role in SILENT:
-        return int(np.count_nonzero(new)) == int(np.count_nonzero(copies))
-    if role == "head_mix" and new.ndim > 1:  # old heads receive nothing from new ones
-        return not new[np.ix_(places[0], np.flatnonzero(picks[1] == FRESH))].any()
-    return True
 
 
 # -- whether and how -------------------------------------------------------------------------------
@@ -139,8 +134,7 @@ def plan_undo(source: Source) -> Undo:
         class_attention=steps.class_attention,
     )
     made = Reshaped(replace(source, specs=was.specs), source.architecture, now)
-    forward = Transfer(replace(back, before=before, target=made))
-    return Undo(record, back, forward, config)
+    return Undo(record, back, Transfer(replace(back, before=before, target=made)), config)
 
 
 def undoable(source: Source) -> SurgeryRecord:
@@ -197,8 +191,11 @@ def carry_out(steps: Undo, folder: Path, *, force: bool = False, say: Say = sile
         paths = write(aside, steps.tensors())
         write_config(aside, steps.config, steps.plan.architecture)
         companions.copy(source.folder, aside)
-        verified, proof = verify(steps, paths), None
-        if verified.by == "reload":
+        origin, proof = steps.record.source, None
+        recorded = set(origin.sha256.values())
+        same = recorded and {sha256(path) for path in paths} == recorded
+        verified = Verified("sha256" if same else "reload", origin.name, ())
+        if not same:
             say("Written; now reloading it in a fresh process ...")
             families = (steps.plan.architecture, source.architecture)
             proof = prove(aside, total, source=source.folder, exact=True, families=families)
@@ -207,11 +204,3 @@ def carry_out(steps: Undo, folder: Path, *, force: bool = False, say: Say = sile
         record = write_surgery(aside, source, steps.plan.as_record(), decided, proof, restored=restored)
         write_card(aside, record, folder.resolve().name, source.folder)
     return record
-
-
-def verify(steps: Undo, paths: list[Path]) -> Verified:
-    """Return whether the written files have the digests that the record gives for the source's."""
-    origin = steps.record.source
-    recorded = set(origin.sha256.values())
-    same = recorded and {sha256(path) for path in paths} == recorded
-    return Verified("sha256" if same else "reload", origin.name, ())

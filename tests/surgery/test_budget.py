@@ -6,7 +6,7 @@ import pytest
 
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.report.tables.cut import decided_table
-from leansurgeon.surgery import budget, calibrate, context, forecast
+from leansurgeon.surgery import calibrate, context
 from leansurgeon.surgery.context import CalibrationContext
 from leansurgeon.surgery.planning import plan
 from leansurgeon.surgery.requested_shape import RequestedShape
@@ -51,7 +51,7 @@ def test_cuts_stay_within_both_bounds(family, wanted, planned, passes, monkeypat
     monkeypatch.setattr(context, "LEAST", 0)
     steps, data = planned(family, **wanted)
     said, spent = [], []
-    for choice, whole in ((budget.CHOICE, budget.ALL), (2.0, 4.5)):
+    for choice, whole in ((context.CHOICE, context.ALL), (2.0, 4.5)):
         monkeypatch.setattr(context, "CHOICE", choice)
         monkeypatch.setattr(context, "ALL", whole)
         outcome = calibrate.calibrate(steps, data, said.append)
@@ -75,21 +75,20 @@ def test_cuts_stay_within_both_bounds(family, wanted, planned, passes, monkeypat
 def test_the_work_is_what_a_cut_counts(planned, monkeypatch):
     trial = {"fit": 512, "guard": 256}
     monkeypatch.setattr(calibrate, "TRIAL", trial)
-    monkeypatch.setattr(forecast, "TRIAL", trial)
     steps, data = planned("gpt2", layers="6")
     outcome = calibrate.calibrate(with_method(steps), data)
     outcome.close()
-    found = forecast.forecast_cost(CalibrationContext(with_method(steps), data)).passes
+    found = calibrate.forecast_cost(CalibrationContext(with_method(steps), data)).passes
     assert found == pytest.approx(outcome.record.passes, rel=0.5)
 
 
 def test_a_limit_of_time_for_healing_is_foretold(planned, monkeypatch):
     """Where a token through a block takes a quarter of an hour, the local fit takes days; an hour of it is foretold."""
-    monkeypatch.setattr(forecast, "time_block", lambda context: 1.0)
+    monkeypatch.setattr(calibrate, "time_block", lambda context: 1.0)
     steps, data = planned("gpt2", layers="6")
 
     def foretell(heal, limit=None):
-        return forecast.forecast_cost(CalibrationContext(with_method(steps, heal, heal_time=limit), data))
+        return calibrate.forecast_cost(CalibrationContext(with_method(steps, heal, heal_time=limit), data))
 
     closed, whole = foretell("closed"), foretell("local")
     none, hour = (foretell("local", limit) for limit in (0.0, 3600.0))

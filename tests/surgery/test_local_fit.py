@@ -55,7 +55,7 @@ def test_a_fit_that_does_not_help_leaves_no_trace(sign: float, rate: float):
     student.requires_grad_(False)
     saved = {name: value.clone() for name, value in student.state_dict().items()}
     done = fit_examples(forward_of(student), list(student.parameters()), fit, guard, steps=10, rate=rate)
-    assert not done.kept and not done.after < done.before
+    assert not done.kept and not done.guard_after < done.guard_before
     assert all(torch.equal(saved[name], value) for name, value in student.state_dict().items())
     assert not any(p.requires_grad or p.grad is not None for p in student.parameters())
 

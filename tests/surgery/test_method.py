@@ -8,7 +8,7 @@ import torch
 from leansurgeon.checkpoints.model import load
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import LeanSurgeonError, UsageError
-from leansurgeon.surgery.method import Method, parse_layers
+from leansurgeon.surgery.method import Method
 from leansurgeon.surgery.planning import plan, without_data
 from leansurgeon.surgery.requested_shape import RequestedShape
 from leansurgeon.surgery.shrink import carry_out, decide
@@ -20,9 +20,9 @@ from tests.surgery.cuts import cut, cut_with_data, logits
     ("text", "says"), [("4-2", "backwards"), ("0,0", "every layer once"), ("a", "such as"), ("3,1", "ascending")]
 )
 def test_a_list_of_layers_that_makes_no_sense_is_refused(text, says):
-    assert parse_layers("0,2,4-6") == (0, 2, 4, 5, 6) and parse_layers(None) is None
+    assert Method(keep="0,2,4-6").kept == (0, 2, 4, 5, 6) and Method().kept is None
     with pytest.raises(UsageError, match=says):
-        parse_layers(text)
+        _ = Method(keep=text).kept
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,7 @@ def test_the_sums_hold_the_error_of_the_block(family):
     here = site(family)
     down = here.fit.stream.skeleton.mlp_down(1)
     if family == "dinov2":
-        here.block.layer_scale2.lambda1.copy_(torch.linspace(0.1, 3, 32))
+        here.fit.stream.skeleton.block(1).layer_scale2.lambda1.copy_(torch.linspace(0.1, 3, 32))
     sums = refit_block.refit_sums(here, here.fit, down, probes.reach(down, here.first))
     assert sums.relative() == pytest.approx(refit_block.error(here, here.fit), rel=1e-3)
     change = sums.solve(0.1)
@@ -108,7 +108,7 @@ def test_what_is_taken_back_is_as_it_was(family, monkeypatch):
     here = site(family)
     skeleton = here.fit.stream.skeleton
     module = skeleton.projections(1)[0] if family == "gpt2" else skeleton.mlp_down(1)
-    old = {name: p.clone() for name, p in here.block.named_parameters()}
+    old = {name: p.clone() for name, p in here.fit.stream.skeleton.block(1).named_parameters()}
     size = probes.weight_of(module).shape
     promised = ProjectionRefit(True, 0.1, 1.0, 0.5, 0.5, 10, {})
     harm = ridge.Refit(7 * draw(*size), 7 * draw(size[0]), 1.0, promised)
@@ -118,7 +118,7 @@ def test_what_is_taken_back_is_as_it_was(family, monkeypatch):
     else:
         record = refit_block.absorb(here, torch.nn.LayerNorm(32)).record.down
     assert record.kept is False
-    assert all(torch.equal(p, old[name]) for name, p in here.block.named_parameters())
+    assert all(torch.equal(p, old[name]) for name, p in here.fit.stream.skeleton.block(1).named_parameters())
 
 
 # -- trimming -------------------------------------------------------------------------------------

@@ -113,7 +113,7 @@ def test_a_span_that_does_not_gain_is_put_back_after_a_gentler_try():
 
     assert try_phase(Phase(160, 0.05), TimeLimit(0.0)).steps == 0 and torch.equal(weight, torch.eye(8))
     good = try_phase(Phase(160, 0.05))
-    assert good.kept and good.after < 0.2 * good.before
+    assert good.kept and good.guard_after < 0.2 * good.guard_before
     kept = weight.clone()
     assert not try_phase(Phase(4, 1e6)).kept and torch.equal(weight, kept)
     assert len(tries) == 2 * (4 + 2)  # steps, and the guard before and after, twice

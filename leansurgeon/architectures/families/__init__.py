@@ -29,8 +29,7 @@ from typing import Any
 
 from leansurgeon.architectures import rules
 from leansurgeon.architectures.base import Architecture
-from leansurgeon.architectures.facts import Takes
-from leansurgeon.architectures.tensors import Blocks, Keys, Tensor
+from leansurgeon.architectures.tensors import Blocks, Keys, Takes, Tensor
 from leansurgeon.architectures.timm_models import DropPath, TimmModels
 
 KINDS = {"stages": Blocks, "keys": Keys, "takes": Takes, "timm": TimmModels, "drop_path": DropPath}

@@ -8,17 +8,14 @@ entry. Importing this package is cheap; torch is loaded when a family is request
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from leansurgeon.architectures.base import Architecture
+from leansurgeon.architectures.base import Architecture, Config
 from leansurgeon.architectures.foreign import library_builds
 from leansurgeon.architectures.towers import of_section
 from leansurgeon.errors import LeanSurgeonError, UnsupportedModel, disk_is_full, memory_is_short
-
-if TYPE_CHECKING:
-    from leansurgeon.architectures.infer.finding import Finding
 
 DECOUPLED = "leansurgeon_decoupled"  # model_type of models that use `models/decoupled_any.py`
 TIMM_LEAN = "leansurgeon_any"  # entry point of `models/timm_any.py`
@@ -28,7 +25,7 @@ KEPT = ("dtype", "torch_dtype", "transformers_version", "_name_or_path")  # keys
 _found: dict[str, Architecture] = {}  # in this process, by digest of the config
 
 
-def architecture(config: Mapping[str, Any], tower: str | None = None) -> Architecture:
+def architecture(config: Config, tower: str | None = None) -> Architecture:
     """Return the declaration of a config's family; for a multi-tower model, of one tower (text, if there is one).
 
     Raises `UnsupportedModel` with the reason if none can be inferred.
@@ -46,7 +43,7 @@ def architecture(config: Mapping[str, Any], tower: str | None = None) -> Archite
     return _read_or_infer(cache.config_digest(config, tower), lambda: _infer_tower(config, tower))
 
 
-def _of_timm(config: Mapping[str, Any]) -> Architecture:
+def _of_timm(config: Config) -> Architecture:
     """Return the same for a timm config with complete arguments."""
     from leansurgeon.architectures.infer import cache
     from leansurgeon.architectures.infer.timm_models import declared
@@ -70,7 +67,7 @@ def _read_or_infer(key: str, infer: Callable[[], Architecture]) -> Architecture:
     return _found[key]
 
 
-def timm_config(name: str, args: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def timm_config(name: str, args: Config | None = None) -> Config:
     """Return the complete config.json of a timm model without a declaration. Raises `UnsupportedModel`."""
     from leansurgeon.architectures.infer.timm_models import declared
 
@@ -78,7 +75,7 @@ def timm_config(name: str, args: Mapping[str, Any] | None = None) -> dict[str, A
         return declared.complete_config(name.split(".")[0], dict(args or {}))
 
 
-def is_inferred(config: Mapping[str, Any]) -> bool:
+def is_inferred(config: Config) -> bool:
     """Return whether a timm config says that no hand-written declaration fits its model, whatever its name."""
     return isinstance(config.get("leansurgeon"), dict) and "model_type" not in config
 
@@ -100,41 +97,19 @@ def make_decoupled_form(base: Architecture) -> Architecture:
     return lean(base)
 
 
-def complete_config(config: Mapping[str, Any]) -> dict[str, Any]:
+def complete_config(config: Config) -> Config:
     """Return a config with every key that the library adds, so that surgery cannot change a derived default."""
     from leansurgeon.architectures.infer import library
 
     with library.quietly(), library_builds(f"A {config.get('model_type')}"):
         whole = library.whole(config)
     sections = [part for key, part in whole.items() if key.endswith("_config") and isinstance(part, dict)]
-
-    def has_moved(key: str) -> bool:
-        """Return whether the library moved this key into a part of the config, where surgery changes it."""
-        return key.endswith("_config_dict") or (key not in KEPT and any(key in part for part in sections))
-
-    return whole | {k: v for k, v in config.items() if k not in whole and not has_moved(k)}
+    # The library moves some keys into a part of the config, where surgery changes them.
+    left = {k: v for k, v in config.items() if k not in whole and not k.endswith("_config_dict")}
+    return whole | {k: v for k, v in left.items() if k in KEPT or not any(k in part for part in sections)}
 
 
-def count_built_towers(config: Mapping[str, Any]) -> dict[str, int]:
-    """Return the towers that a model's class builds, with their layers; empty if there are fewer than two."""
-    from leansurgeon.architectures.infer import library, tiny
-
-    try:
-        with library.quietly():
-            full = library.whole(config)
-            model = library.Library.of(full).build(full, None, "meta")
-    except (library.Unbuildable, UnsupportedModel):
-        return {}
-    kinds = {type(module.config) for module in model.modules() if hasattr(module, "config")}
-    found: dict[str, int] = {}
-    for key, part in vars(model.config).items():
-        layers = next((n for name in tiny.LAYERS if isinstance(n := getattr(part, name, None), int)), None)
-        if layers and type(part) in kinds and (tower := of_section(key)):
-            found[tower] = layers
-    return found if len(found) > 1 else {}
-
-
-def sample(config: Mapping[str, Any]) -> dict[str, Any]:
+def sample(config: Config) -> dict[str, Any]:
     """Return random inputs that a model of an undeclared family accepts, by name."""
     from leansurgeon.architectures.infer import explore, inputs, library, widened
 
@@ -151,29 +126,22 @@ def sample(config: Mapping[str, Any]) -> dict[str, Any]:
         return inputs.example(model, full, vocab=vocab)
 
 
-def explore_family(full: Mapping[str, Any], tower: str | None) -> Finding:
-    """Infer a family on a small model. All models with the same small form share the cached result."""
-    from leansurgeon.architectures.infer import cache, explore, library, tiny
+def _infer_tower(config: Config, tower: str | None) -> Architecture:
+    from leansurgeon.architectures.infer import bind, cache, explore, library, tiny
     from leansurgeon.architectures.infer.finding import Finding
-
-    with library.quietly():
-        small = [tiny.shrunk(full, attempt) for attempt in range(tiny.ATTEMPTS + 1)]
-    said = {"model_type": full["model_type"], "small": [cache.key_numbers(one) for one in small]}
-    key = cache.config_digest(said, tower)
-    if (finding := cache.read(key, Finding)) is None:
-        finding = explore.explore(full, tower)
-        cache.write(key, finding)
-    return finding
-
-
-def _infer_tower(config: Mapping[str, Any], tower: str | None) -> Architecture:
-    from leansurgeon.architectures.infer import bind, library
 
     model_type = config["model_type"]
     library.config_class(model_type)  # reports a type that the library does not know, before anything else
     full = complete_config(config)
     try:
-        finding = explore_family(full, tower)
+        with library.quietly():
+            small = [tiny.shrunk(full, attempt) for attempt in range(tiny.ATTEMPTS + 1)]
+        # All models with the same small form share the cached finding.
+        said = {"model_type": full["model_type"], "small": [cache.key_numbers(one) for one in small]}
+        key = cache.config_digest(said, tower)
+        if (finding := cache.read(key, Finding)) is None:
+            finding = explore.explore(full, tower)
+            cache.write(key, finding)
         if finding.trouble or not finding.stages:
             raise _not_inferred(model_type, finding.trouble)
         with library.quietly():

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from leansurgeon.architectures.base import Architecture, Keys, Tensor, read_stage
 from leansurgeon.architectures.infer import roles
@@ -19,12 +18,6 @@ from leansurgeon.architectures.infer.tiny import Config
 from leansurgeon.architectures.infer.widened import MODEL_TYPE, lean_class
 from leansurgeon.architectures.tensors import Blocks, axis_size, layer_number_pattern, stage_sizes
 from leansurgeon.errors import UnsupportedModel
-from leansurgeon.reading.jsonfile import JsonObject
-
-if TYPE_CHECKING:
-    import torch
-
-Sized = tuple[str, tuple[int, ...]]
 
 
 def declaration(finding: Finding, full: Config, library: Library | None = None) -> Architecture:
@@ -50,6 +43,18 @@ def declaration(finding: Finding, full: Config, library: Library | None = None) 
     stay, stay_last = (tuple(getattr(s, name) for s in found) for name in ("stay", "stay_last"))
     halves = next((s.halves_trouble for s in found if s.halves_trouble), "")
     widened = any(s.spec for s in found) and "heads" not in refused
+    evidence = finding.evidence()
+    if widened:  # what the modelling file needs to know
+        in_timm = any(stage.width_at for stage in found)
+        evidence["decoupled"] = {
+            "class": finding.cls,
+            **({} if in_timm else {"lean_class": lean_class(finding.cls).__name__}),
+            "stages": [dict(s.spec) if s.spec else None for s in found],
+        }
+    # Rows of the position table that no token uses: MPNet's positions start after that of padding.
+    tables = (module for name, module in model.named_modules() if "position" in name.rpartition(".")[2])
+    paddings = (getattr(table, "padding_idx", None) for table in tables)
+    skipped = max((place + 1 for place in paddings if isinstance(place, int)), default=0)
     return Architecture(
         name=finding.model_type,
         library="transformers",
@@ -60,7 +65,7 @@ def declaration(finding: Finding, full: Config, library: Library | None = None) 
         norm=first.norm,
         causal=finding.causal,
         positions="relative",
-        skipped_positions=count_skipped_positions(model),
+        skipped_positions=skipped,
         prefixes=prefixes,
         ignored=tuple(sorted(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ())),
         tied=tuple(n for n in library.tied_names(model) if n not in shapes),
@@ -72,7 +77,7 @@ def declaration(finding: Finding, full: Config, library: Library | None = None) 
         plain=False,
         uneven=uneven,
         refused=refused,
-        evidence=evidence_of(finding, widened),
+        evidence=evidence,
         section=finding.section,
         taps=first.taps,
         stay=stay if any(stay) else (),
@@ -84,26 +89,6 @@ def declaration(finding: Finding, full: Config, library: Library | None = None) 
         bases="".join(pair for pair in ("qk", "vo") if all(pair in s.bases for s in found)),
         heads_divide_width=any(s.heads_divide_width for s in found),
     )
-
-
-def count_skipped_positions(model: torch.nn.Module) -> int:
-    """Return the rows of the position table that no token uses: MPNet's positions start after that of padding."""
-    tables = (module for name, module in model.named_modules() if "position" in name.rpartition(".")[2])
-    paddings = (getattr(table, "padding_idx", None) for table in tables)
-    return max((place + 1 for place in paddings if isinstance(place, int)), default=0)
-
-
-def evidence_of(finding: Finding, widened: bool) -> JsonObject:
-    """Return what was proven and, if heads are `widened`, what the modelling file needs to know."""
-    evidence = finding.evidence()
-    if widened:
-        in_timm = any(stage.width_at for stage in finding.stages)
-        evidence["decoupled"] = {
-            "class": finding.cls,
-            **({} if in_timm else {"lean_class": lean_class(finding.cls).__name__}),
-            "stages": [dict(s.spec) if s.spec else None for s in finding.stages],
-        }
-    return evidence
 
 
 def known_name(template: str, part: Part) -> str:
@@ -119,7 +104,7 @@ class BoundStage:
 
     def __init__(self, stage: Stage, shapes: Shapes, full: Config, beside: Shapes) -> None:
         self.stage, self.full, self.beside, self.refused = stage, full, beside, {}
-        self.layers: dict[Sized, list[int]] = {}
+        self.layers: dict[tuple[str, tuple[int, ...]], list[int]] = {}
         for name, size in shapes.items():
             if hit := layer_number_pattern(stage.layer).match(name):
                 self.layers.setdefault((name[hit.end() :], size), []).append(int(hit[1]))

@@ -11,17 +11,16 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pydantic import TypeAdapter
 
-from leansurgeon.architectures.base import Architecture
+from leansurgeon.architectures.base import Architecture, Config
 from leansurgeon.architectures.infer.finding import Finding
 from leansurgeon.errors import UsageError
 from leansurgeon.reading import jsonfile
@@ -37,13 +36,12 @@ def folder() -> Path:
     return cache_folder() / "families"
 
 
-def config_digest(config: Mapping[str, Any], tower: str | None = None) -> str:
+def config_digest(config: Config, tower: str | None = None) -> str:
     """Return a cache key for this config (and its tower), this library and this code."""
     said = {k: v for k, v in config.items() if k not in UNSAID}
-    labels = len(config.get("id2label") or {}) or None
     parts = [
         json.dumps(said, sort_keys=True, default=str),
-        str(labels),
+        str(len(config.get("id2label") or {}) or None),
         str(tower),
         version("transformers"),
         own_digest(),
@@ -52,7 +50,7 @@ def config_digest(config: Mapping[str, Any], tower: str | None = None) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 
 
-def key_numbers(small: Mapping[str, Any]) -> dict[str, Any]:
+def key_numbers(small: Config) -> Config:
     """Return the part of a small config that affects the result; head_dim is tried in any case, even if unset."""
     parts = {k: v for k, v in small.items() if k not in (*UNSAID, "head_dim")}
     return {k: key_numbers(v) if isinstance(v, dict) else v for k, v in parts.items()}

@@ -33,31 +33,6 @@ COUNTERS = (
 FIRST = 3  # number of first layers that may be tied to other inputs (image features)
 
 
-def cut_config(library: Library, config: Config, level: Level, keep: Sequence[int]) -> tuple[Library, Config]:
-    """Return the config of a model that keeps these layers of a stage, and its library.
-
-    The library's outer config is updated so that outputs are taken after the remaining layers.
-    """
-    shorter = config | {level.key: len(keep)} | {key: [config[key][i] for i in keep] for key in level.lists}
-    shorter |= follow_layers(config, COUNTERS, INDEX_LISTS, keep, level.depth)
-    outer = dict(library.outer)
-    move_taps(level.taps, (shorter, outer), keep, level.depth)
-    return replace(library, outer=outer), shorter
-
-
-def make_cut_state(state: Mapping[str, Tensor], level: Level, keep: Sequence[int]) -> dict[str, Tensor]:
-    """Return the file of the kept layers."""
-    start = layer_number_pattern(level.layer)
-    new = {old: i for i, old in enumerate(keep)}
-    tensors = {}
-    for name, tensor in state.items():
-        if not (hit := start.match(name)):
-            tensors[name] = tensor
-        elif int(hit[1]) in new:
-            tensors[level.layer.format(i=new[int(hit[1])]) + name[hit.end() :]] = tensor
-    return tensors
-
-
 @contextmanager
 def passing_on(blocks: Iterable[nn.Module]) -> Iterator[None]:
     """Make these blocks return their input: one hidden state, or as many as they output."""
@@ -145,12 +120,21 @@ def proven_cut(whole: Trial, level: Level, keep: Sequence[int]) -> str | None:
     unheard = level.taps and level.depth - 1 in gone and len(gone) == 1  # others may read an earlier layer only
     if not unheard and difference(whole.output, by_hand) < ALIVE:
         return f"dropping layer {gone[0]} changes nothing: its layers are not reached"
-    try:
-        library, config = cut_config(whole.library, whole.config, level, keep)
+    shorter = whole.config | {level.key: len(keep)} | {key: [whole.config[key][i] for i in keep] for key in level.lists}
+    shorter |= follow_layers(whole.config, COUNTERS, INDEX_LISTS, keep, level.depth)
+    outer = dict(whole.library.outer)
+    try:  # outputs are taken after the remaining layers
+        move_taps(level.taps, (shorter, outer), keep, level.depth)
     except UsageError:  # too few layers are left for those that are read; a user's request for it is refused
         return None
+    start, state = layer_number_pattern(level.layer), {}  # the file of the kept layers
+    for name, tensor in whole.state.items():
+        if not (hit := start.match(name)):
+            state[name] = tensor
+        elif int(hit[1]) in keep:
+            state[level.layer.format(i=keep.index(int(hit[1]))) + name[hit.end() :]] = tensor
     try:
-        cut = library.reload(config, make_cut_state(whole.state, level, keep))
+        cut = replace(whole.library, outer=outer).reload(shorter, state)
         gap = difference(by_hand, outputs(cut, whole.inputs))
     except Unbuildable as error:
         return f"without layer {gone[0]} it does not load ({error})"
@@ -214,7 +198,7 @@ def proven_depth(library: Library, config: Config, level: Level) -> tuple[str, i
     if level.outside:
         return "a tensor outside the blocks has a part for every layer", 0, 0
     ways = ((0, 0), *((n, 0) for n in range(1, min(FIRST, level.depth - 2) + 1)), (0, 1))
-    troubles: list[str] = []
+    troubles = []
     for first, last in ways:
         why = depth_trouble(library, config, level, level.depth, first=first, last=last)
         if why is None:

@@ -113,23 +113,19 @@ def levels(library: Library, config: Config) -> tuple[list[Level], list[str]]:
             continue
         outside = any(after[name] != base[name] and not layer_number_pattern(prefix).match(name) for name in after)
         of_layers = tuple(k for k in less if isinstance(less[k], list | tuple) and len(less[k]) == len(config[k]) - 1)
-        taps = taps_of(library, config) if not stages else ()
-        stages.append(Level(key, prefix, shorter[0] + ".{i}", config[key], of_layers, taps, outside))
+        # Keys of the whole model refer to its vision.
+        outer = library.outer if library.section == "vision_config" else {}
+        taps = [k for k in TAPS if not stages and (config.get(k) is not None or outer.get(k) is not None)]
+        stages.append(Level(key, prefix, shorter[0] + ".{i}", config[key], of_layers, tuple(taps), outside))
     first_of_each = {level.layer: level for level in reversed(stages)}
     if len(first_of_each) < len(stages):
         troubles.append("several keys shorten one list of layers")
     return [level for level in stages if level is first_of_each[level.layer]], troubles
 
 
-def taps_of(library: Library, config: Config) -> tuple[str, ...]:
-    """Return keys for layers of this part whose outputs others take; those of the whole model refer to its vision."""
-    outer = library.outer if library.section == "vision_config" else {}
-    return tuple(k for k in TAPS if config.get(k) is not None or outer.get(k) is not None)
-
-
 def common_layer(gone: list[str], last: int, left: set[str]) -> str | None:
     """Return the prefix of the last layer's names, with `{i}` for its number; None if they share no such prefix."""
-    places: Counter[str] = Counter()
+    places = Counter()
     for name in gone:
         parts = name.split(".")
         for at, part in enumerate(parts):

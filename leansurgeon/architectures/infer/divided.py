@@ -15,11 +15,11 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from leansurgeon.architectures.facts import scale_by_key
 from leansurgeon.architectures.infer import roles
 from leansurgeon.architectures.infer.cuts import ALIVE, Trial
 from leansurgeon.architectures.infer.finding import Stage
 from leansurgeon.architectures.infer.library import Unbuildable, difference
+from leansurgeon.architectures.tensors import scale_by_key
 from leansurgeon.shape import Stage as Numbers
 
 EQUAL = 1e-4  # relative to the outputs' spread: allowed rounding error of two bases
@@ -55,12 +55,11 @@ def trouble(trial: Trial, stage: Stage, now: Numbers) -> str:
 
 def letters(stage: Stage, trial: Trial) -> Pieces | None:
     """Return which axes hold queries, keys, values or the output's input; `qkv` for the three stacked."""
-    by_template: Pieces = {}
+    by_template = {}
     dims = {p[1]: t.dim() for name, t in trial.state.items() if (p := trial.locate(name)) is not None}
     for template, axes in stage.heads.axes.items():
         for axis, word in axes:
-            sink = template in stage.heads.sinks
-            role = roles.of_head_tensor(template, [word], sink, dims[template])
+            role = roles.of_head_tensor(template, [word], template in stage.heads.sinks, dims[template])
             if word not in ("q", "kv", "q+kv+kv") or role not in ("q", "k", "v", "o", "qkv"):
                 return None
             by_template.setdefault(template, []).append((axis, role))

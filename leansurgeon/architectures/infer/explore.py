@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from leansurgeon.architectures.infer import cuts, divided, tiny, traits
-from leansurgeon.architectures.infer.cuts import Trial
 from leansurgeon.architectures.infer.differences import (
     Axis,
     Level,
@@ -55,7 +54,7 @@ def fails(trouble: str | None) -> bool:
 SHARED = "=1"  # the number 1 itself, in place of a key
 
 
-def sections_of(config: Mapping[str, Any], tower: str | None) -> list[str]:
+def sections_of(config: Config, tower: str | None) -> list[str]:
     """Return the parts of a config that may describe towers, the likelier first.
 
     These are the parts of the requested tower, or all usual ones, then the config itself (an empty name), and finally
@@ -71,7 +70,7 @@ def sections_of(config: Mapping[str, Any], tower: str | None) -> list[str]:
     return [*there(usual for usual, *_ in places), "", *there(key for _, *rest in places for key in rest)]
 
 
-def explore(config: Mapping[str, Any], tower: str | None = None) -> Finding:
+def explore(config: Config, tower: str | None = None) -> Finding:
     """Return everything that can be found about the family of a `config.json`.
 
     Errors of the library are never raised.
@@ -110,7 +109,7 @@ class Search:
         self.library, self.config, self.names = library, config, aliases(config)
         self.base = shapes(library, config)
         self.levels, self.troubles = levels(library, config)
-        self.trial = Trial.of(library, config, self.levels)
+        self.trial = cuts.Trial.of(library, config, self.levels)
         self.known: dict[tuple[str, ...], Effect | None] = {}
         self.joint: dict[str, tuple[Places, str | None]] = {}  # for numbers that several stages share
         self.ratios: dict[str, tuple[dict[int, Part], str]] = {}
@@ -133,7 +132,14 @@ class Search:
             trouble = f"its {len(depths)} stages differ in width, and only models of timm are cut in stages (timm/NAME)"
         stages = []
         for level in self.levels:
-            stage = self.with_mlp(self.with_heads(self.with_depth(self.begin(level), level), level), level)
+            stage = self.begin(level)
+            shared = next((n for n in self.library.tied_names(self.trial.model) if self.trial.locate(n)), None)
+            if shared:
+                stage = replace(stage, depth_trouble=f"its layers share weights ('{shared}')")
+            else:  # single layers after some that must stay can be dropped, or groups if kinds alternate
+                why, first, last, group = cuts.droppable(self.library, self.config, level)
+                stage = replace(stage, depth_trouble=why, stay=first, stay_last=last, period=group)
+            stage = self.with_mlp(self.with_heads(stage, level), level)
             stage = traits.describe_stage(self.trial, stage, level)
             if stage.standard:
                 stage = replace(stage, bases=divided.free_bases(self.trial, stage, self.count_heads(stage)))
@@ -202,14 +208,6 @@ class Search:
         """Return a stage with its width only."""
         width = next(iter(self.find_keys(tiny.WIDTHS, level)), "hidden_size")
         return Stage(level.layer, level.key, width, level.lists, taps=level.taps)
-
-    def with_depth(self, stage: Stage, level: Level) -> Stage:
-        """Find which layers can be dropped: single ones after some that must stay, or groups if kinds alternate."""
-        shared = next((n for n in self.library.tied_names(self.trial.model) if self.trial.locate(n)), None)
-        if shared:
-            return replace(stage, depth_trouble=f"its layers share weights ('{shared}')")
-        trouble, first, last, group = cuts.droppable(self.library, self.config, level)
-        return replace(stage, depth_trouble=trouble, stay=first, stay_last=last, period=group)
 
     # -- heads ---------------------------------------------------------------------------------------
 

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from leansurgeon.architectures.foreign import library_builds
 from leansurgeon.architectures.infer import inputs
+from leansurgeon.architectures.tensors import Config
 from leansurgeon.errors import UnsupportedModel
 from leansurgeon.progress import change_setting, quiet_transformers
 
@@ -132,7 +133,7 @@ def takes(name: str, model_type: str) -> bool:
         return False
 
 
-def model_class(config: Mapping[str, Any]) -> type[nn.Module]:
+def model_class(config: Config) -> type[nn.Module]:
     """Return the library's class for a `config.json`. Raises `UnsupportedModel`."""
     import transformers
 
@@ -145,7 +146,7 @@ def model_class(config: Mapping[str, Any]) -> type[nn.Module]:
     return cls
 
 
-def whole(config: Mapping[str, Any]) -> dict[str, Any]:
+def whole(config: Config) -> Config:
     """Return a config with every key that the library adds. Raises `UnsupportedModel` if the library refuses it."""
     of_type = config_class(config["model_type"])
     with library_builds(of_type.__name__):
@@ -153,7 +154,7 @@ def whole(config: Mapping[str, Any]) -> dict[str, Any]:
         return {k: floats_as_words(v) for k, v in made.to_dict().items() if k != "transformers_version"}
 
 
-def plain(config: Mapping[str, Any]) -> dict[str, Any]:
+def plain(config: Config) -> Config:
     """Return a config in the form that the library's classes accept."""
     return {k: words_as_floats(v) for k, v in config.items() if k not in ("torch_dtype", "dtype", "auto_map")}
 
@@ -186,24 +187,24 @@ class Library:
     """
 
     cls: type[nn.Module]
-    outer: Mapping[str, Any] = field(default_factory=dict)
+    outer: Config = field(default_factory=dict)
     section: str = ""
 
     @classmethod
-    def of(cls, config: Mapping[str, Any]) -> Library:
+    def of(cls, config: Config) -> Library:
         return cls(model_class(config))
 
-    def join_config(self, config: Mapping[str, Any]) -> dict[str, Any]:
+    def join_config(self, config: Config) -> Config:
         """Return the config of the whole model."""
         return {**self.outer, self.section: dict(config)} if self.section else dict(config)
 
-    def settings(self, config: Mapping[str, Any]) -> Any:
+    def settings(self, config: Config) -> Any:
         """Return the config as an object of the library. Raises `Unbuildable`."""
         config = self.join_config(config)
         with raising(REFUSED):
             return with_plain_attention(config_class(config["model_type"]).from_dict(plain(config)))
 
-    def build(self, config: Mapping[str, Any], seed: int | None = 0, device: str = "cpu") -> nn.Module:
+    def build(self, config: Config, seed: int | None = 0, device: str = "cpu") -> nn.Module:
         """Build a model in eval mode, fp32, with random weights (`seed=None` keeps the library's initialisation).
 
         Raises `Unbuildable`.
@@ -227,7 +228,7 @@ class Library:
         state = remove_tied_weights_from_state_dict(state, model)
         return {name: tensor.detach() for name, tensor in revert_weight_conversion(model, state).items()}
 
-    def example(self, model: nn.Module, config: Mapping[str, Any]) -> dict[str, Tensor]:
+    def example(self, model: nn.Module, config: Config) -> dict[str, Tensor]:
         """Return inputs that a model of this config runs on."""
         return inputs.example(model, self.join_config(config))
 
@@ -238,7 +239,7 @@ class Library:
     def load_class(self, settings: Any, **how: Any) -> Any:
         return self.cls.from_pretrained(None, config=settings, **how)
 
-    def reload(self, config: Mapping[str, Any], state: Mapping[str, Tensor]) -> nn.Module:
+    def reload(self, config: Config, state: Mapping[str, Tensor]) -> nn.Module:
         """Load such a file with `from_pretrained`.
 
         Raises `Unbuildable` if a tensor is unexpected, missing, or of another size.

@@ -251,7 +251,7 @@ IDS = ("_token_id", "_token_index", "_id", "_token_ids")
 ATTEMPTS = 7
 
 
-def aliases(config: Mapping[str, Any]) -> dict[str, str]:
+def aliases(config: Config) -> dict[str, str]:
     """Return transformers' names by a family's own names."""
     from leansurgeon.architectures.infer.library import config_class
 
@@ -336,13 +336,15 @@ class Sizes:
             own = 1 if value == 1 else self.kv
             return self.n_heads if value > 1 and (value == self.heads or self.attempt in (1, 2, 3)) else own
         if name in WIDTHS:
-            return self.width * self.widening(value)
+            firsts = (self.c.get("embed_dim"), self.c.get("patch_embeds_hidden_size"))
+            return self.width * (self.growth if value / self.growth in firsts else 1)  # a pyramid's last stage is wider
         if name in HEAD_DIMS:
             return value if self.attempt == 6 else self.own_dim
         if name.endswith("vocab_size"):
             return VOCAB
         if name in ("image_size", "img_size"):
-            return self.image(value)
+            patch = self.c.get("patch_size")  # four patches a side in the last stage
+            return min(value, 4 * (patch if isinstance(patch, int) else 16) * self.growth)
         if name in MAMBA_DIMS:
             return MAMBA_DIM
         if name in MAMBA_HEADS or name == "mamba_d_ssm":
@@ -375,15 +377,6 @@ class Sizes:
             return self.of(key, key, usual) * (value // usual)
 
         return {key: small(key, value) for key, value in entry.items()}
-
-    def widening(self, value: int) -> int:
-        """Return how many times wider a pyramid's last stage is than its first, if `value` is that width; else 1."""
-        firsts = (self.c.get("embed_dim"), self.c.get("patch_embeds_hidden_size"))
-        return self.growth if value / self.growth in firsts else 1
-
-    def image(self, value: int) -> int:
-        patch = self.c.get("patch_size")
-        return min(value, 4 * (patch if isinstance(patch, int) else 16) * self.growth)  # four a side in the last stage
 
 
 def token(value: Any) -> Any:

@@ -121,7 +121,7 @@ def explain_axes(
 ) -> tuple[Places, str | None]:
     """Return words for every axis for which the proof of its `parts` holds, or why the best attempt failed."""
     trouble: str | None = "no tensor follows the number"
-    places: Places = {}
+    places = {}
     for places in guesses(trial, options):
         proven = list(parts(places))
         if not all(any(place.sink for here in own.values() for place in here) for _, own in proven):
@@ -144,7 +144,7 @@ def guesses(trial: Trial, options: Mapping[Axis, list[str]]) -> Iterator[Places]
     solid = any(trial.state[name].dim() == 3 for name, _ in options)
     for number in range(max(map(len, options.values()), default=0)):
         for flipped in (False, True) if solid else (False,):
-            places: Places = {}
+            places = {}
             for (name, axis), words in options.items():
                 template = (trial.locate(name) or (0, name))[1]
                 word, sink = words[min(number, len(words) - 1)], is_sink(trial, name, axis, flipped)

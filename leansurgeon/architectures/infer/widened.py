@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 import transformers
 from torch import nn
 from transformers.models.auto import modeling_auto as auto
@@ -45,7 +44,7 @@ INNER = ("all_head_size", "inner_dim", "split_size", "total_attn_dim", "attentio
 class LeanLibrary(Library):
     """The library's class behind our modelling file."""
 
-    def settings(self, config: Mapping[str, Any]) -> Any:
+    def settings(self, config: Config) -> Any:
         with raising(REFUSED):
             return with_plain_attention(decoupled_any.LeanConfig.from_dict(self.join_config(config)))
 
@@ -80,24 +79,12 @@ def attentions(model: nn.Module, other: nn.Module, block: str) -> dict[str, dict
     return found
 
 
-def list_calls(model: nn.Module, inputs: Mapping[str, torch.Tensor], block: str) -> list[str]:
-    """Return the paths of the linear maps within a block in the order of their calls."""
-    order: list[str] = []
-    with Hooks() as hooks:
-        for name, module in model.get_submodule(block).named_modules():
-            is_matrix = getattr(getattr(module, "weight", None), "ndim", 0) == 2
-            if is_matrix and not isinstance(module, nn.Embedding):
-                hooks.after(module, lambda *_, name=name: order.append(name))
-        outputs(model, inputs)
-    return list(dict.fromkeys(order))
-
-
 def containers(linear: list[str], owners: list[str]) -> list[list[str]]:
     """Group the linear maps by attention, in order.
 
     They are those under the module that holds its numbers or, if that has no output projection, under its parent.
     """
-    groups: list[list[str]] = []
+    groups = []
     for owner in owners:
         inside = [n for n in linear if n.startswith(owner + ".")]
         around = owner.rpartition(".")[0]
@@ -142,7 +129,14 @@ def specs(trial: Trial, stage: Stage, level: Level, now: Numbers) -> Iterator[di
     fewer = now.heads // 2 if plain and now.heads > 1 else now.heads * 2
     change = {key: fewer for key in (stage.heads_key, stage.kv_key if plain else None) if key in trial.config}
     owners = attentions(model, trial.library.build(trial.config | change, None), block)
-    linear = list_calls(model, trial.inputs, block)
+    calls = []  # the linear maps of a block in the order of their calls
+    with Hooks() as hooks:
+        for name, module in model.get_submodule(block).named_modules():
+            is_matrix = getattr(getattr(module, "weight", None), "ndim", 0) == 2
+            if is_matrix and not isinstance(module, nn.Embedding):
+                hooks.after(module, lambda *_, name=name: calls.append(name))
+        outputs(model, trial.inputs)
+    linear = list(dict.fromkeys(calls))
     groups = containers(linear, [o for o in owners if o]) or ([linear] if "" in owners else [])
     words: dict[str, list[str]] = {}
     for maps in groups:
@@ -182,7 +176,7 @@ def find_projection_units(trial: Trial, words: Mapping[str, str], level: Level) 
     """
     files = {at: name for name, at in trial.memory.items()}
     held = trial.model.state_dict()
-    places: Places = {}
+    places = {}
     for i in range(level.depth):
         for path, word in words.items():
             for leaf in ("weight", "bias") if word != "o" else ("weight",):

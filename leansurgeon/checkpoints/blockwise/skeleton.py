@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -163,7 +164,11 @@ class Skeleton:
         """
         needed = {self.bare(s.name) for s in self.architecture.tensors(self.config) if s.role != "head"}
         for slot in self._in_block(None):
-            name, values = self._look_up(slot, tensors)
+            name, values = slot.file, None
+            for bare, prefix in product((slot.file, *slot.names), dict.fromkeys((*self.architecture.prefixes, ""))):
+                with suppress(KeyError):
+                    name, values = prefix + bare, tensors(prefix + bare)
+                    break
             if values is None and not slot.buffer:
                 if slot.file in needed:
                     raise UnsupportedModel(f"The weights lack '{slot.file}'.", "Is the file complete?")
@@ -189,13 +194,6 @@ class Skeleton:
                 )
             self._set(slot, other._get(shared))
             slot.given = shared.given
-
-    def _look_up(self, slot: Slot, tensors: Callable[[str], np.ndarray]) -> tuple[str, np.ndarray | None]:
-        for bare in (slot.file, *slot.names):
-            for prefix in dict.fromkeys((*self.architecture.prefixes, "")):
-                with suppress(KeyError):
-                    return prefix + bare, tensors(prefix + bare)
-        return slot.file, None
 
     def fill(self, layer: int, tensors: Mapping[str, np.ndarray]) -> None:
         """Fill the weights of one block, given by file names. The arrays are copied.

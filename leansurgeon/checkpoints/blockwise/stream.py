@@ -93,8 +93,7 @@ class Stream:
         layer = self.at if layer is None else layer
         self.skeleton.work += hidden.numel() // hidden.shape[-1] * (3 if torch.is_grad_enabled() else 1)
         with self.skeleton.cast() if rounded else nullcontext():
-            given = self._as_given(hidden)
-            out = self.calls[batch][layer].on(self.skeleton.block(layer), given)
+            out = self.calls[batch][layer].on(self.skeleton.block(layer), self._as_given(hidden))
         return self._channels_last(out if isinstance(out, Tensor) else out[0])
 
     @torch.no_grad()

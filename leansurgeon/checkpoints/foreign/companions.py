@@ -16,7 +16,6 @@ from leansurgeon.checkpoints.foreign import trust
 from leansurgeon.errors import UnsupportedModel, UsageError
 from leansurgeon.reading import jsonfile, names
 from leansurgeon.reading.files import is_name
-from leansurgeon.reading.jsonfile import JsonObject
 
 NAMES = (*names.TOKENIZER, *names.TEMPLATES, *names.PROCESSOR, names.GENERATION, *names.SENTENCES, *names.TERMS)
 # Files that determine how data becomes model input.
@@ -47,7 +46,7 @@ def files_of(folder: Path, wanted: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(p.relative_to(folder).as_posix() for found in places for p in found if p.is_file()))
 
 
-def modules(source: Path) -> list[JsonObject]:
+def modules(source: Path) -> list[jsonfile.JsonObject]:
     """Return the modules of sentence-transformers that a folder's modules.json lists."""
     try:
         said = jsonfile.read(source / MODULES) if (source / MODULES).is_file() else []

@@ -211,13 +211,12 @@ def with_known_classes(config: Config, architecture: Architecture) -> Config:
         return config
     import transformers
 
-    def library_class_name(name: str) -> str:
-        """Return the library's class for a class of remote code, or the name itself if there is none."""
+    known = []
+    for name in names:
         auto = next((key for key, value in remote.items() if str(value).endswith(f".{name}")), "")
-        if hasattr(transformers, name) or not hasattr(transformers, auto):
-            return name
-        mapping = getattr(getattr(transformers, auto), "_model_mapping", None)
-        class_name = getattr(mapping, "_model_mapping", {}).get(config["model_type"], name)
-        return class_name if isinstance(class_name, str) else class_name[0]
-
-    return config | {"architectures": [library_class_name(name) for name in names]}
+        if not hasattr(transformers, name) and hasattr(transformers, auto):
+            mapping = getattr(getattr(transformers, auto), "_model_mapping", None)
+            found = getattr(mapping, "_model_mapping", {}).get(config["model_type"], name)
+            name = found if isinstance(found, str) else found[0]
+        known.append(name)
+    return config | {"architectures": known}

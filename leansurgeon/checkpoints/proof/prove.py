@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import astuple, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from leansurgeon import architectures
 from leansurgeon.architectures import infer
@@ -26,6 +26,7 @@ from leansurgeon.checkpoints.record import Comparison, Proof
 from leansurgeon.checkpoints.source import with_pad_token
 from leansurgeon.errors import Diverged, LeanSurgeonError, disk_is_full
 from leansurgeon.intervals import paired_interval
+from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.reading.pooling import read_pooling
 from leansurgeon.version import PACKAGE
 
@@ -34,7 +35,6 @@ ROOM = 2**29  # bytes of weights in memory at a time, about as much as a blockwi
 EXACT = 1e-4  # relative to the outputs' spread: allowed rounding error of an exact plan in fp32
 
 Families = tuple[Architecture | None, Architecture | None]
-HowToLoad: TypeAlias = dict[str, Any]  # the `how` argument of `reload_check`
 
 
 def prove(
@@ -62,7 +62,19 @@ def prove(
         kind_of = config.get("model_type")  # for an undeclared family, the other process could not guess inputs
         unknown = kind_of and (kind_of == infer.DECOUPLED or not architectures.find_declared(config))
         given = batches or ([infer.sample(config)] if unknown else [])
-        inputs = write_batches(given, place / "inputs.safetensors") if given else None
+        inputs = place / "inputs.safetensors" if given else None
+        if given:
+            from safetensors.torch import save_file
+
+            tensors = {f"{i}.{key}": value.contiguous() for i, one in enumerate(given) for key, value in one.items()}
+            try:
+                save_file(tensors, inputs)
+            except Exception as error:
+                if disk_is_full(error):
+                    said = "The disk of the temporary folder is full."
+                    raise LeanSurgeonError(said, "Free some space there.") from None
+                raise
+            del tensors
         accounts, trouble = run(folder, source, inputs, kind, families)
     if "result" not in accounts:
         raise LeanSurgeonError(f"{folder.name} cannot be reloaded: {trouble}", "Nothing was kept. Please report this.")
@@ -79,7 +91,7 @@ def prove(
     return replace(proof, compared=against(original, account, data, exact))
 
 
-def check(account: dict[str, Any], parameters: int, lacking: Sequence[str] = ()) -> None:
+def check(account: JsonObject, parameters: int, lacking: Sequence[str] = ()) -> None:
     """Raise `LeanSurgeonError` if a result does not reload as planned.
 
     `lacking` are tensors that its source lacks as well and that the library initialises in both (the pooler of an
@@ -105,7 +117,7 @@ def check(account: dict[str, Any], parameters: int, lacking: Sequence[str] = ())
         )
 
 
-def against(original: dict[str, Any], result: dict[str, Any], data: str, exact: bool) -> Comparison:
+def against(original: JsonObject, result: JsonObject, data: str, exact: bool) -> Comparison:
     """Compare the outputs of result and source, given what the fresh process found for each.
 
     Raises `LeanSurgeonError` if the plan is `exact` and the outputs differ by more than `EXACT` times their spread.
@@ -119,11 +131,13 @@ def against(original: dict[str, Any], result: dict[str, Any], data: str, exact: 
     scored = {}
     both = {"source": original, "result": result}
     if count := result["count"]:
-        loss, right = (
-            {of: one[key] / one["count"] for of, one in both.items()} | certain(original, result, part)
-            for part, key in ((0, "loss_sum"), (2, "right"))
-        )
-        scored = {"loss": loss, "accuracy": right, "scored": count}
+        pairs = list(zip(original["samples"], result["samples"], strict=True))  # loss, labels, correct answers of each
+        weights = [after[1] for _, after in pairs]
+        scored = {"scored": count}
+        for name, part, key in (("loss", 0, "loss_sum"), ("accuracy", 2, "right")):
+            interval = paired_interval([after[part] - before[part] for before, after in pairs], weights)
+            bounds = {"low": interval[0], "high": interval[1]} if interval else {}  # none for a single sample
+            scored[name] = {of: one[key] / one["count"] for of, one in both.items()} | bounds
     if valued := result["valued"]:
         reached = {of: of_values(one["valued"]) for of, one in both.items()}
         scores = {name: {of: reached[of][name] for of in both} for name in reached["result"]}
@@ -159,33 +173,9 @@ def of_values(valued: Sequence[Sequence[Sequence[float]]]) -> dict[str, float]:
     return {f"{kind} F1": float(f1_score(wanted > 0, said > 0, average=kind, zero_division=0)) for kind in kinds}
 
 
-def certain(original: dict[str, Any], result: dict[str, Any], part: int) -> dict[str, float]:
-    """Return the 95 % interval of a score's difference, result minus source, from the scores of every sample.
-
-    `part` 0 is the loss, 2 the correct answers. Empty for a single sample.
-    """
-    both = list(zip(original["samples"], result["samples"], strict=True))
-    interval = paired_interval([after[part] - before[part] for before, after in both], [after[1] for _, after in both])
-    return {"low": interval[0], "high": interval[1]} if interval else {}
-
-
-def write_batches(batches: Sequence[dict[str, Any]], file: Path) -> Path:
-    """Write batches to a file that the other process reads."""
-    from safetensors.torch import save_file
-
-    tensors = {f"{i}.{key}": value.contiguous() for i, batch in enumerate(batches) for key, value in batch.items()}
-    try:
-        save_file(tensors, file)
-    except Exception as error:
-        if disk_is_full(error):
-            raise LeanSurgeonError("The disk of the temporary folder is full.", "Free some space there.") from None
-        raise
-    return file
-
-
 def run(
     folder: Path, source: Path | None, inputs: Path | None, kind: str, families: Families = (None, None)
-) -> tuple[dict[str, Any], str]:
+) -> tuple[JsonObject, str]:
     """Load and run `folder`, then `source`, in a fresh process.
 
     Returns its findings for both, and the last line of its error output in case it did not finish.
@@ -222,7 +212,7 @@ def run(
     return accounts, (done.stderr.strip().splitlines() or ["no message"])[-1]
 
 
-def how_to_load(folder: Path, family: Architecture | None = None, *, as_documented: bool = False) -> HowToLoad:
+def how_to_load(folder: Path, family: Architecture | None = None, *, as_documented: bool = False) -> JsonObject:
     """Return what `reload_check` needs to load a folder.
 
     These are the `folder`, the `class`, our `module` that defines it (or registers its timm entry point), whether the
@@ -251,7 +241,7 @@ def how_to_load(folder: Path, family: Architecture | None = None, *, as_document
     return how | what_it_takes(architecture, config)
 
 
-def what_it_takes(architecture: Architecture, config: Config) -> HowToLoad:
+def what_it_takes(architecture: Architecture, config: Config) -> JsonObject:
     """Return what the family says of its inputs, for `reload_check.example`."""
     takes, flat = architecture.takes, architecture.flat(config)
     said = {"tokens": takes.only_tokens(flat), "two_texts": bool(flat.get(takes.second_text))}

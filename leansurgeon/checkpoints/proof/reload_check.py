@@ -113,8 +113,7 @@ def run(model, batches: list, kind: str, pooling) -> tuple[dict, list]:
             logits, wanted = (output[:, :-1], labels[:, 1:]) if kind == "causal-lm" else (output, labels)
             flat, size = logits.flatten(0, -2), (len(wanted), -1)
             losses = torch.nn.functional.cross_entropy(flat, wanted.flatten(), reduction="none", ignore_index=-100)
-            hits = flat.argmax(-1) == wanted.flatten()
-            parts = (losses, wanted.flatten() != -100, hits)
+            parts = (losses, wanted.flatten() != -100, flat.argmax(-1) == wanted.flatten())
             samples += torch.stack([part.double().view(size).sum(1) for part in parts], dim=1).tolist()
         elif labels is not None and output.dim() == 2 and labels.numel() == output.numel():
             valued += torch.stack([output, labels.view_as(output)], dim=1).tolist()
@@ -128,25 +127,6 @@ def run(model, batches: list, kind: str, pooling) -> tuple[dict, list]:
     sums = {"loss_sum": float(loss), "count": int(count), "right": int(right), "output": shape, "finite": finite}
     sums |= {"samples": samples, "valued": valued}
     return sums, [torch.cat(rows), torch.cat(pooled) if pooled else torch.zeros(0, 1)]
-
-
-def pooling_of(how: dict):
-    """Load the module that leansurgeon itself pools with, and return how hidden states become embeddings."""
-    spec = importlib.util.spec_from_file_location("pooling", Path(__file__).parents[2] / "reading" / "pooling.py")
-    sys.modules["pooling"] = module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.Pooling(*how.get("pooling", ()))
-
-
-def read_batches(file: Path) -> list:
-    """Read batches from a safetensors file with names such as `0.input_ids`."""
-    from safetensors.torch import load_file
-
-    batches = {}
-    for name, tensor in load_file(file).items():
-        number, _, key = name.partition(".")
-        batches.setdefault(int(number), {})[key] = tensor
-    return [batches[number] for number in sorted(batches)]
 
 
 def example(model, how: dict) -> dict:
@@ -170,15 +150,6 @@ def example(model, how: dict) -> dict:
     if type(model).__name__.endswith("ForMultipleChoice"):  # (batch, choices, tokens)
         inputs["input_ids"] = torch.stack([ids, ids.flip(1)], dim=1)
     return inputs
-
-
-def timm_example(config: dict) -> dict:
-    """Make one small batch of images for a timm model."""
-    channels, *sides = config["pretrained_cfg"]["input_size"]
-    args = config["model_args"]
-    size = args.get("img_size", sides)
-    sides = [size, size] if isinstance(size, int) else size
-    return {"pixel_values": noise(1, args.get("in_chans", channels), *sides)}
 
 
 def noise(*shape: int):
@@ -210,13 +181,29 @@ def examine_folder(how: dict, asked: dict, offload: dict | None = None) -> tuple
         load_timm(folder, how.get("module")) if timm else load_transformers(folder, config, how, offload or {})
     )
     if asked["inputs"]:
-        batches = read_batches(Path(asked["inputs"]))
+        from safetensors.torch import load_file
+
+        by_number = {}  # from names such as `0.input_ids`
+        for name, tensor in load_file(asked["inputs"]).items():
+            number, _, key = name.partition(".")
+            by_number.setdefault(int(number), {})[key] = tensor
+        batches = [by_number[number] for number in sorted(by_number)]
+    elif timm:
+        channels, *sides = config["pretrained_cfg"]["input_size"]
+        args = config["model_args"]
+        size = args.get("img_size", sides)
+        sides = [size, size] if isinstance(size, int) else size
+        batches = [{"pixel_values": noise(1, args.get("in_chans", channels), *sides)}]
     else:
-        batches = [timm_example(config) if timm else example(model, how)]
+        batches = [example(model, how)]
     if asked["inputs"] and type(model).__name__.endswith("ForMultipleChoice"):  # each sentence is the only choice
         batches = [{k: v[:, None] for k, v in batch.items() if k != "labels"} for batch in batches]
     body = model.base_model if how.get("body") else model
-    sums, outputs = run(body, batches, asked["kind"], pooling_of(how))
+    # The module that leansurgeon itself pools with.
+    spec = importlib.util.spec_from_file_location("pooling", Path(__file__).parents[2] / "reading" / "pooling.py")
+    sys.modules["pooling"] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    sums, outputs = run(body, batches, asked["kind"], module.Pooling(*how.get("pooling", ())))
     # Some parameters are constants that the library neither saves nor loads (Marian's positions).
     unsaved = {*account["missing"], *(getattr(model, "_keys_to_ignore_on_save", None) or ())}
     tied = model.all_tied_weights_keys if offload else {}  # offloaded, each tied name is a tensor of its own

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from leansurgeon.checkpoints.record import Comparison, Embeddings, PairedFigure
+from leansurgeon.checkpoints.record import Comparison, PairedFigure
 
 SEEN = "data that it may have been trained on"  # instead of "held-out data" if that cannot be guaranteed
 
@@ -12,21 +12,6 @@ SEEN = "data that it may have been trained on"  # instead of "held-out data" if 
 def perplexity(loss: float) -> str:
     """Format exp of a loss in nats, as a power of e from 20 on."""
     return f"{math.exp(loss):,.1f}" if loss < 20 else f"e^{loss:.0f}"
-
-
-def of_embeddings(embeddings: Embeddings | None) -> list[tuple[str, float | None]]:
-    """Return each number about embeddings with a format for it."""
-    if embeddings is None:
-        return []
-    kept = None if embeddings.nearest_kept is None else 100 * embeddings.nearest_kept
-    low, high = embeddings.low, embeddings.high
-    between = "" if low is None or high is None else f" ({low:.4f} to {high:.4f}, 95 %)"
-    return [
-        (f"cosine of embeddings {{:.4f}}{between}", embeddings.cosine),
-        ("1 % of them below {:.3f}", embeddings.first_percentile),
-        ("order of their similarities {:.3f} (Spearman)", embeddings.rank_correlation),
-        (f"{{:.0f}} % of the {embeddings.nearest} nearest kept", kept),
-    ]
 
 
 def difference(both: PairedFigure, form: str, times: float = 1.0, unit: str = "") -> str:
@@ -53,9 +38,17 @@ def sentence(compared: Comparison | None, language: bool) -> str:
     known = [
         ("largest difference {:.2g}", compared.max_difference),
         ("relative error {:.2g}", compared.relative_error),
-        *of_embeddings(compared.embeddings),
-        ("cosine {:.4f}", None if compared.embeddings else compared.cosine),
     ]
+    if e := compared.embeddings:
+        between = "" if e.low is None or e.high is None else f" ({e.low:.4f} to {e.high:.4f}, 95 %)"
+        known += [
+            (f"cosine of embeddings {{:.4f}}{between}", e.cosine),
+            ("1 % of them below {:.3f}", e.first_percentile),
+            ("order of their similarities {:.3f} (Spearman)", e.rank_correlation),
+            (f"{{:.0f}} % of the {e.nearest} nearest kept", None if e.nearest_kept is None else 100 * e.nearest_kept),
+        ]
+    else:
+        known.append(("cosine {:.4f}", compared.cosine))
     parts = [words.format(value) for words, value in known if value is not None]
     if parts and compared.spread is not None:
         parts[0] += f" where their spread is {compared.spread:.3g}"

@@ -109,10 +109,14 @@ def front(
         made["base_model"] = base
     if made.get("base_model"):
         made["base_model_relation"] = "finetune"
-    library, pipeline = purpose(config)
+    if "architecture" in config and "model_type" not in config:
+        library = "timm"
+        pipeline = "image-classification" if config.get("num_classes", 1) else "image-feature-extraction"
+    else:
+        library, cls = "transformers", class_name(config)
+        pipeline = next((word for ending, word in PIPELINES.items() if ending in cls), "feature-extraction")
     made.setdefault("library_name", library)
-    if pipeline:
-        made.setdefault("pipeline_tag", pipeline)
+    made.setdefault("pipeline_tag", pipeline)
     own = ["custom_code", TAG] if config.get("auto_map") else [TAG]
     made["tags"] = [*(tag for tag in tags_of(made) if tag not in ("custom_code", TAG)), *own]
     if index := model_index(name, str(made.get("pipeline_tag", "other")), measured):
@@ -136,15 +140,6 @@ def tags_of(front: JsonObject) -> list[Json]:
     """Return the tags of a front matter, which may be a list, a single tag or anything else."""
     tags = front.get("tags")
     return tags if isinstance(tags, list) else [tags] if isinstance(tags, str) else []
-
-
-def purpose(config: Config) -> tuple[str, str | None]:
-    """Return `library_name` and `pipeline_tag` of a model with this config."""
-    if "architecture" in config and "model_type" not in config:
-        return "timm", "image-classification" if config.get("num_classes", 1) else "image-feature-extraction"
-    cls = class_name(config)
-    pipeline = next((word for ending, word in PIPELINES.items() if ending in cls), None)
-    return "transformers", pipeline or "feature-extraction"
 
 
 def model_index(name: str, task: str, measured: Sequence[Measured]) -> list[JsonObject]:
@@ -187,17 +182,6 @@ def of_comparison(data: str, compared: Comparison | None, language: bool) -> Mea
     return Measured(data, tuple(m for m in metrics if math.isfinite(m.value)))
 
 
-def list_figures(made: SurgeryRecord) -> list[Measured]:
-    """Return all figures of a record: those of its proof, and those on other data."""
-    if made.proof is None or made.initialised == FRESH:
-        return []
-    used = made.decided.calibration
-    kind = made.proof.compared and made.proof.compared.data
-    of = "" if kind == SEEN else ", held out"
-    name = "noise as input" if kind == "noise" else f"{public(used.name if used and used.name else 'data')}{of}"
-    return [of_comparison(name, made.proof.compared, made.language), *list_judged_figures(made)]
-
-
 def list_judged_figures(made: SurgeryRecord) -> list[Measured]:
     """Return the figures on the data that the user named for judging."""
     return [of_comparison(public(data), other, made.language) for data, other in made.judged.items()]
@@ -216,7 +200,13 @@ def write_card(
     """
     name = writable(name)
     kept, trouble = read_front_matter(source)
-    measured = list(training.measured) if training else list_figures(made) if made else []
+    measured = list(training.measured) if training else []
+    if made and made.proof and made.initialised != FRESH and not training:  # its proof, and those on other data
+        used, compared = made.decided.calibration, made.proof.compared
+        kind = compared and compared.data
+        of = "" if kind == SEEN else ", held out"
+        data = "noise as input" if kind == "noise" else f"{public(used.name if used and used.name else 'data')}{of}"
+        measured = [of_comparison(data, compared, made.language), *list_judged_figures(made)]
     base = base_of(made.source if made else None, source, kept)
     config, used = read_config(folder), find_used_class_in(folder)
     note = head_note(class_name(config), used, folder)
@@ -228,7 +218,15 @@ def write_card(
     lines += surgery(made, trained=trained) if made else []
     lines += [f"The front matter of the source's card could not be kept: {trouble}\n"] if trouble else []
     lines += ["## Training\n", "\n\n".join(training.says) + "\n"] if training else []
-    lines += loading(made, trained=trained) if made else []
+    if made:  # what the fresh process found when it loaded the result
+        proof = made.proof
+        proved = "Not reloaded after writing."
+        if proof:
+            counts = f"{proof.parameters:,} parameters, {proof.tensors}"
+            proved = f"Reloaded in a fresh process with `{proof.loaded_with}`: {counts}."
+        lines.append(f"## Loading{' before the training' if trained and proof else ''}\n\n{proved}\n")
+        if proof and made.plan.init != FRESH:
+            lines.append(sentence(proof.compared, language=made.language) + "\n")
     lines += [note + ".\n"] if note else []
     write_durably(folder / modelcard.CARD, text_of(head, "\n".join(lines)))
 
@@ -343,17 +341,3 @@ def surgery(made: SurgeryRecord, *, trained: bool) -> list[str]:
 def numbers(shape: Shape, key: str) -> str:
     """Format one number of a shape; those of several stages side by side."""
     return ", ".join(f"{getattr(stage, key):,}" for stage in shape.stages)
-
-
-def loading(made: SurgeryRecord, *, trained: bool) -> list[str]:
-    """Describe what the fresh process found when it loaded the result."""
-    proof = made.proof
-    proved = (
-        f"Reloaded in a fresh process with `{proof.loaded_with}`: {proof.parameters:,} parameters, {proof.tensors}."
-        if proof
-        else "Not reloaded after writing."
-    )
-    lines = [f"## Loading{' before the training' if trained and proof else ''}\n\n{proved}\n"]
-    if proof and made.plan.init != FRESH:
-        lines.append(sentence(proof.compared, language=made.language) + "\n")
-    return lines

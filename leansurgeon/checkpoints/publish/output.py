@@ -164,25 +164,20 @@ def publish(aside: Path, path: Path, *, force: bool) -> None:
                 f"{path} was created by something else in the meantime; nothing was replaced.",
                 "Use --force to replace it, or choose another folder with -o.",
             ) from None
-        replace_folder(aside, path)
+        check_free(path, force=True)
+        if exchange(aside, path):  # the creator of `aside` then deletes the old folder
+            if strange := not_ours(aside):  # created since the check
+                exchange(aside, path)
+                raise holds(path, strange) from None
+        else:
+            old = beside(path, REPLACED)
+            path.rename(old)
+            try:
+                rename_new(aside, path)
+            except BaseException:
+                rename_new(old, path)
+                raise
+            gone = beside(path, UNFINISHED)  # a name that marks it for deletion
+            old.rename(gone)
+            shutil.rmtree(gone, ignore_errors=True)
     sync(path.parent)
-
-
-def replace_folder(aside: Path, path: Path) -> None:
-    """Put `aside` at `path` and delete the old folder there; exchange both atomically if the system can."""
-    check_free(path, force=True)
-    if exchange(aside, path):
-        if strange := not_ours(aside):  # created since the check
-            exchange(aside, path)
-            raise holds(path, strange)
-        return  # the creator of `aside` deletes it
-    old = beside(path, REPLACED)
-    path.rename(old)
-    try:
-        rename_new(aside, path)
-    except BaseException:
-        rename_new(old, path)
-        raise
-    gone = beside(path, UNFINISHED)  # a name that marks it for deletion
-    old.rename(gone)
-    shutil.rmtree(gone, ignore_errors=True)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from leansurgeon.architectures.limits import clip_taps, follow_taps
+from leansurgeon.architectures.limits import follow_taps, move_taps
 from leansurgeon.checkpoints.model import load
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UnsupportedModel, UsageError
@@ -88,7 +88,7 @@ def test_what_listens_behind_layers_follows_them(key, value, keep, followed):
 
 def test_what_listens_is_clipped_to_the_layers_that_are_counted():
     place = {"vision_feature_layer": [-2, 7], "deepstack_visual_indexes": [1, 7]}
-    clip_taps(place, [place], 3)  # a hidden state stands behind the last layer, too
+    move_taps(place, [place], None, 3)  # a hidden state stands behind the last layer, too
     assert place == {"vision_feature_layer": [-2, 3], "deepstack_visual_indexes": [1, 2]}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from typing import Any
@@ -61,7 +61,7 @@ def sizes(model: nn.Module) -> dict[str, tuple[int, ...]]:
 
 def constructor_arguments(cls: type[nn.Module], model_name: str, given: Config) -> Config:
     """Return every argument of a model's class by name, as its entry point passes it."""
-    noted: Config = {}
+    noted = {}
     inherited = "__init__" not in vars(cls)
     init = cls.__init__
     signature = inspect.signature(init)
@@ -91,7 +91,7 @@ def constructor_arguments(cls: type[nn.Module], model_name: str, given: Config) 
 
 def defaults(cls: type[nn.Module]) -> Config:
     """Return the default of every argument that has one; a class may pass on keyword arguments to its base."""
-    found: Config = {}
+    found = {}
     for base_class in reversed(cls.__mro__):
         parameters = inspect.signature(base_class.__init__).parameters.values()
         found |= {each.name: each.default for each in parameters if each.default is not each.empty}
@@ -105,9 +105,9 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def flatten(args: Mapping[str, Any]) -> Config:
+def flatten(args: Config) -> Config:
     """Convert `{"depths": [2, 3]}` to `{"depths.0": 2, "depths.1": 3}`; lists of layer indices stay whole."""
-    flat: Config = {}
+    flat = {}
     for name, value in args.items():
         if isinstance(value, list | tuple) and is_number(value) and name not in INDEX_LISTS:
             flat |= flatten({f"{name}.{i}": v for i, v in enumerate(value)})
@@ -116,9 +116,9 @@ def flatten(args: Mapping[str, Any]) -> Config:
     return flat
 
 
-def unflatten(flat: Mapping[str, Any]) -> Config:
+def unflatten(flat: Config) -> Config:
     """Invert `flatten`."""
-    args: Config = {}
+    args = {}
     for key, value in flat.items():
         name, *places = key.split(".")
         if not places:
