@@ -87,10 +87,22 @@ class Screen:
         if self.quiet or not (always or self._last is None or now - self._last >= every):
             return
         self._last = now
-        if self.rewrites:
-            self._draw(text, share)
-        else:
+        if not self.rewrites:
             self._emit(text)
+            return
+        if self._bar is None:
+            from rich.console import Console
+            from rich.progress import BarColumn, Progress, TextColumn
+            from rich.table import Column
+
+            said = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="crop"))
+            console = Console(file=self.stream, highlight=False)
+            quiet = {"redirect_stdout": False, "redirect_stderr": False, "auto_refresh": False, "transient": True}
+            self._bar = Progress(BarColumn(bar_width=12), said, console=console, **quiet)
+            self._bar.add_task(text, total=1.0)
+            self._bar.start()
+        self._bar.update(self._bar.task_ids[0], description=text, completed=share or 0.0, total=1.0)
+        self._bar.refresh()
 
     def begin(self) -> None:
         """Delay the first output: quick work needs no line."""
@@ -108,21 +120,6 @@ class Screen:
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
-
-    def _draw(self, text: str, share: float | None) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn
-        from rich.table import Column
-
-        if self._bar is None:
-            said = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="crop"))
-            console = Console(file=self.stream, highlight=False)
-            quiet = {"redirect_stdout": False, "redirect_stderr": False, "auto_refresh": False, "transient": True}
-            self._bar = Progress(BarColumn(bar_width=12), said, console=console, **quiet)
-            self._bar.add_task(text, total=1.0)
-            self._bar.start()
-        self._bar.update(self._bar.task_ids[0], description=text, completed=share or 0.0, total=1.0)
-        self._bar.refresh()
 
 
 @dataclass

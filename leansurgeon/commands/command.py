@@ -112,14 +112,9 @@ def pushing(request: Request, say: Say) -> Iterator[Callable[[Any], None]]:
         raise UsageError("--push and --dry-run exclude each other: a dry run writes nothing.", "Leave one of them out.")
     from leansurgeon.commands import push
 
-    where = push.Target(repo, not public, getattr(request, "force", False))
-    push.check(where, say)
-
-    def push_result(result: Result) -> None:
-        """Push the folder of the result."""
-        say(f"Pushed: {push.push(result.folder, repo, private=where.private, force=where.force, say=say)}")
-
-    yield push_result
+    how = {"private": not public, "force": getattr(request, "force", False), "say": say}
+    push.check(repo, **how)
+    yield lambda result: say(f"Pushed: {push.push(result.folder, repo, **how)}")
 
 
 def function_of(command: Command) -> Callable[..., Any]:
@@ -154,7 +149,7 @@ def function_of(command: Command) -> Callable[..., Any]:
             say = stack.enter_context(speaking(given.pop("progress", True)))
             stack.enter_context(host.leave_process_alone(say))
             tokenizer = given.pop("tokenizer", None)
-            held: list[in_memory.Copy] = []
+            held = []
             for name in models:
                 if not in_memory.is_model(model := given.get(name)):
                     given |= {} if model is None else {name: in_memory.place(model, name)}

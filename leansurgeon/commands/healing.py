@@ -98,7 +98,7 @@ def for_device(settings: Made, *, cpu: bool, say: Callable[[str], None]) -> Made
         return settings
     told = (said for key, (_, _, said) in GPU_ONLY.items() if key in of_all or key in of_own)
     say(f"There is no GPU to train on: {' and '.join(told)}.")
-    changes: dict[str, Any] = {"train": settings.train.model_copy(update=of_all)}
+    changes = {"train": settings.train.model_copy(update=of_all)}
     return settings.model_copy(update=changes | ({"retrain": own | of_own} if own else {}))
 
 

@@ -223,7 +223,15 @@ def write_copy(model: torch.nn.Module, tokenizer: object | None = None) -> Copy:
         adopt(home, folder, name)
     adapters = hasattr(model, "merge_and_unload")
     if hasattr(getattr(model, "config", None), "model_type") and hasattr(model, "save_pretrained") and not adapters:
-        save_transformers(model, folder)
+        if type(model).__module__.startswith("leansurgeon."):  # it comes with its modelling file, as all results do
+            from leansurgeon import architectures
+            from leansurgeon.checkpoints.model import save_model
+
+            config = model.config.to_dict() | {"architectures": [type(model).__name__]}
+            save_model(model, architectures.of(config), config, folder)
+        else:
+            with quiet_transformers():
+                model.save_pretrained(folder)
     elif isinstance(getattr(model, "pretrained_cfg", None), Mapping):
         from timm.models import save_for_hf
 
@@ -255,19 +263,6 @@ def was_trained(model: torch.nn.Module, folder: Path) -> bool:
         return True
     before, now = load(str(folder)).state_dict(), model.state_dict()
     return any(not now[key].cpu().equal(value) for key, value in before.items() if key in now)
-
-
-def save_transformers(model: torch.nn.Module, folder: Path) -> None:
-    """Save as `save_pretrained` does; classes of our own come with their modelling file, as all results do."""
-    if type(model).__module__.startswith("leansurgeon."):
-        from leansurgeon import architectures
-        from leansurgeon.checkpoints.model import save_model
-
-        config = model.config.to_dict() | {"architectures": [type(model).__name__]}
-        save_model(model, architectures.of(config), config, folder)
-        return
-    with quiet_transformers():
-        model.save_pretrained(folder)
 
 
 def name_of(model: torch.nn.Module) -> str:

@@ -8,7 +8,6 @@ from typing import Annotated
 from pydantic import Field
 
 from leansurgeon.checkpoints.foreign import companions
-from leansurgeon.checkpoints.record import Comparison
 from leansurgeon.checkpoints.source import Source, open_source
 from leansurgeon.commands.command import Answer, Command
 from leansurgeon.commands.options import DataRequest, Seed
@@ -57,7 +56,7 @@ def judge(request: JudgeRequest, say: Say) -> Answer:
         if opened.folder is None:
             raise UsageError(f"'{model}' is a preset and has no weights to judge.", "Give the folder of a model.")
         origin = source_of(opened, against, keep, allow_pickle=request.allow_pickle)
-        comparisons: dict[str, Comparison] = {}
+        comparisons = {}
         if tasks:  # a missing task fails at once
             harness.split_task_names(tasks)
             harness.harness()

@@ -84,13 +84,6 @@ class RetrainRequest(DataRequest, RecipeRequest, LaunchRequest, PushRequest):
     ] = False
     force: Annotated[bool, Opt("With --push: replace another model that is there.", "Output")] = False
 
-    @property
-    def asked(self) -> RecipeInputs:
-        """The arguments that determine the recipe."""
-        return RecipeInputs(
-            self.data, self.time, self.columns, self.new_tokenizer, self.recipe, self.set, self.resume, self.lora
-        )
-
     @model_validator(mode="after")
     def _go_together(self) -> Self:
         if not self.resume.strip():
@@ -127,7 +120,8 @@ def retrain(request: RetrainRequest, say: Say) -> Trained | Answer:
     began = clock.began()
     launch.group_size()
     folder = runfolder.model_of(request.model) if request.model else runfolder.newest_shrunk(request.workspace)
-    recipe = healing.recipe_of(folder, request.asked, say)
+    asked = request.model_dump(include={"data", "time", "columns", "new_tokenizer", "recipe", "resume", "lora"})
+    recipe = healing.recipe_of(folder, RecipeInputs(**asked, sets=request.set), say)
     if request.data is None and not request.eval_only:
         from leansurgeon.training.setup import for_classes
 

@@ -154,7 +154,7 @@ def drive(
         # Nothing is ever sent through it; it closes when this process ends, for whatever reason.
         alive, life = context.Pipe(duplex=False)
         ends.callback(life.close)
-        started: list[multiprocessing.Process] = []
+        started = []
         ends.callback(end_all, started)  # an interrupt must not wait for hours of training
         side_by_side = parallel > 1
         look = ends.enter_context(as_a_bar(title, jobs, done, samples)) if side_by_side else None
@@ -174,7 +174,12 @@ def drive(
                 key, process = running.pop(answer)
                 done[key] = made = receive_summary(answer, jobs[key])
                 process.join()
-                say(f"[{len(done)}/{len(jobs)}] {jobs[key].label}: {result_line(made) if made else 'it diverged'}")
+                told = "it diverged"
+                if made:
+                    metric = made.task.format_metric(made.final and made.final.metric)
+                    told = f"{made.task.metric_label} {metric}, {made.model.parameters:,} parameters"
+                    told += f", {made.seconds:.0f} s"
+                say(f"[{len(done)}/{len(jobs)}] {jobs[key].label}: {told}")
             if look:
                 look()
             elif side_by_side and running and time.monotonic() >= tell:
@@ -246,12 +251,6 @@ def step_of(job: Job) -> int:
 def plan_of(job: Job, samples: int) -> Plan:
     """Return the plan of a training on `samples` training samples."""
     return make_plan(job.experiment.training(transferred=job.transferred).train, samples, 1)
-
-
-def result_line(summary: Summary) -> str:
-    task, final = summary.task, summary.final
-    parameters = f"{summary.model.parameters:,} parameters"
-    return f"{task.metric_label} {task.format_metric(final and final.metric)}, {parameters}, {summary.seconds:.0f} s"
 
 
 def receive_summary(answer: Connection, job: Job) -> Summary | None:

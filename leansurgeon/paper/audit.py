@@ -69,15 +69,24 @@ def audit_row(row: Row, original: Row) -> AuditedRow:
     """Count one row under the paper's head policy."""
     start = OriginalModel(row.preset)
     target = target_of(start, row.words, row.policy)
+    # What is saved by dropping layers, then by changing their heads, then their MLP.
+    stages = list(zip(source_of(start).shape.stages, target.shape.stages, strict=True))
+    shapes = [
+        Shape(tuple(now for now, _ in stages)),
+        Shape(tuple(replace(now, depth=new.depth) for now, new in stages)),
+        Shape(tuple(replace(new, mlp_dim=now.mlp_dim) for now, new in stages)),
+        target.shape,
+    ]
+    counts = [count_declared(start, target.architecture.name, shape) for shape in shapes]
     # The printed MLP width applies to every part of the model, as if it had been built so (VOLO's class attention has
     # an MLP that surgery would leave alone).
     wider, printed = OriginalModel(row.preset, row.printed.words.mlp_dim), row.printed.words
     return AuditedRow(
         row=row,
         shape=target.shape,
-        parameters=count(start, target),
+        parameters=counts[-1],
         original=count(start, target_of(start, original.words, original.policy)),
-        saved_by=count_savings(start, target),
+        saved_by={part: a - b for part, a, b in zip(("depth", "heads", "mlp"), counts, counts[1:], strict=False)},
         as_printed=count(wider, target_of(wider, printed, row.policy)) if row.reading else None,
         others={name: count(start, target_of(start, words, row.policy)) for name, words in row.others.items()},
     )
@@ -113,19 +122,6 @@ def target_of(start: OriginalModel, words: ShapeWords, policy: str) -> Target:
     target = resolve(source, RequestedShape(words.heads, words.layers, policy, words.mlp_dim, init="fresh"))
     Reshaped(source, target.architecture, target.shape).config()  # rejects what cannot be stored
     return target
-
-
-def count_savings(start: OriginalModel, target: Target) -> dict[str, int]:
-    """Return the parameters saved by dropping layers, then by changing their heads, then their MLP."""
-    stages = list(zip(source_of(start).shape.stages, target.shape.stages, strict=True))
-    shapes = [
-        Shape(tuple(now for now, _ in stages)),
-        Shape(tuple(replace(now, depth=new.depth) for now, new in stages)),
-        Shape(tuple(replace(new, mlp_dim=now.mlp_dim) for now, new in stages)),
-        target.shape,
-    ]
-    counts = [count_declared(start, target.architecture.name, shape) for shape in shapes]
-    return {part: a - b for part, a, b in zip(("depth", "heads", "mlp"), counts, counts[1:], strict=False)}
 
 
 # -- counts ---------------------------------------------------------------------------------------

@@ -111,7 +111,7 @@ def lines_below(exhibit: Exhibit, rows: list[AuditedRow]) -> list[str]:
         own = [exhibit.headline] * any(a.row.printed.scores for a in rows)
         own += ["memory (GB, all GPUs together)"] * any(a.row.printed.memory for a in rows)
         lines += wrap(f"The paper's own, not measured here: {' and '.join(own)}.")
-    said: dict[str, list[str]] = {}
+    said = {}
     for a in rows:
         if a.remark:
             said.setdefault(a.remark, []).append(name(exhibit, a))

@@ -79,7 +79,7 @@ def climb(
 
     Raises `LeanSurgeonError` if nothing on a rung has a score.
     """
-    results: list[dict[str, Result]] = []
+    results = []
     alive, rungs = list(candidates), schedule(len(candidates))
     for rung in rungs:
         alive = alive[: rung.size]
