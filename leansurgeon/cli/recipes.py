@@ -5,16 +5,13 @@ from __future__ import annotations
 import json
 import re
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from leansurgeon.cli import completion
 from leansurgeon.errors import UsageError
 from leansurgeon.reading.files import in_home
-
-if TYPE_CHECKING:
-    pass
 
 recipes = typer.Typer(
     help="The recipes that come with leansurgeon: list them, show one, copy one to change it; their schema.",

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, get_type_hints
 
 from leansurgeon import progress as screen
-from leansurgeon.commands import host
-from leansurgeon.commands.host import own_errors
+from leansurgeon.commands.host import leave_process_alone, own_errors
 from leansurgeon.errors import UsageError
 from leansurgeon.progress import Say
 from leansurgeon.rank import rank
@@ -147,7 +146,7 @@ def function_of(command: Command) -> Callable[..., Any]:
         with ExitStack() as stack:
             stack.enter_context(own_errors(signature.parameters))
             say = stack.enter_context(speaking(given.pop("progress", True)))
-            stack.enter_context(host.leave_process_alone(say))
+            stack.enter_context(leave_process_alone(say))
             tokenizer = given.pop("tokenizer", None)
             held = []
             for name in models:

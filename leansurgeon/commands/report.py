@@ -15,8 +15,7 @@ from leansurgeon.commands.command import Command
 from leansurgeon.commands.options import Data, Seconds, Workspace
 from leansurgeon.errors import UsageError
 from leansurgeon.progress import Say
-from leansurgeon.reading import jsonfile
-from leansurgeon.reading.jsonfile import JsonObject
+from leansurgeon.reading.jsonfile import JsonObject, parse
 from leansurgeon.request import Opt, Request
 
 if TYPE_CHECKING:
@@ -90,7 +89,7 @@ class Report:
 
     def as_dict(self) -> JsonObject:
         """Return what --json prints."""
-        return jsonfile.parse(self.text("json", wide=self.request.wide, kappa=self.request.kappa), "the report")
+        return parse(self.text("json", wide=self.request.wide, kappa=self.request.kappa), "the report")
 
     def _repr_markdown_(self) -> str:
         """Return what a notebook shows."""

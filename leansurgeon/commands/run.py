@@ -80,7 +80,7 @@ def run(request: RunRequest, say: Say) -> Report:
     Raises `UsageError` for a recipe of one training or a time that is too short, and what cutting and training raise.
     """
     from leansurgeon import experiment
-    from leansurgeon.commands.healing import for_device
+    from leansurgeon.commands.retrain import for_device
     from leansurgeon.commands.samples import try_work
     from leansurgeon.experiment.side_by_side import default_parallel
     from leansurgeon.report.collect import Collection

@@ -24,9 +24,8 @@ from leansurgeon.experiment.arms import list_wanted_shapes, wanted_by_arm, wante
 from leansurgeon.experiment.jobs import Job, find_finished, list_settings, make_jobs, prepare_data
 from leansurgeon.experiment.side_by_side import CutLimit, Key, drive, make_start
 from leansurgeon.progress import Say, duration_text, size_text
-from leansurgeon.reading import jsonfile
 from leansurgeon.reading.cache_folder import cache_folder
-from leansurgeon.reading.jsonfile import JsonObject
+from leansurgeon.reading.jsonfile import JsonObject, read_object_if_whole
 from leansurgeon.surgery.planning import plan, reshape_source
 from leansurgeon.tasks import user_data
 from leansurgeon.training.recipe import from_model
@@ -142,7 +141,7 @@ def make_starts(
         settings = list_settings(job) | {"task": job.experiment.task_of(job.arm).model_dump(mode="json")}
         made_by = hashlib.sha256(json.dumps([settings, files], sort_keys=True).encode()).hexdigest()
         kept = job.start.with_name(f"{job.start.name}-{KEPT}")
-        earlier = jsonfile.read_object_if_whole(kept) or {}
+        earlier = read_object_if_whole(kept) or {}
         if (job.start / "config.json").is_file() and earlier.get("made_by") == made_by:
             had = earlier.get("seconds")
             hasty = limit is not None and had is not None and (limit.seconds is None or had < limit.seconds)

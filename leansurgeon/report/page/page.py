@@ -22,10 +22,24 @@ from leansurgeon.report.charts.forms import COLOURS
 from leansurgeon.report.charts.render import svg
 from leansurgeon.report.charts.sections import of_section
 from leansurgeon.report.collect import Collection
-from leansurgeon.report.humans import join_words
 from leansurgeon.report.notes import notes, setting
-from leansurgeon.report.page import parts
-from leansurgeon.report.page.parts import Block, Cell, Code, Facts, Group, Part, cell, figures, shorten
+from leansurgeon.report.page.parts import (
+    Block,
+    Cell,
+    Code,
+    Facts,
+    Group,
+    Part,
+    cell,
+    figures,
+    shorten,
+    show_benches,
+    show_changes,
+    show_conditioning,
+    show_cost,
+    show_cuts,
+    show_results,
+)
 from leansurgeon.report.page.parts import sentences as as_words
 from leansurgeon.report.rows import Row, Section
 from leansurgeon.report.runs import Run, describe_comparison
@@ -218,10 +232,10 @@ def show_commands(section: Section) -> list[Block]:
     pairs = {
         "seeds": "; ".join(list(by_row.values())[:1] if same else (f"{name}: {said}" for name, said in by_row.items())),
         "samples": ", ".join(f"{n:,.0f} {what}" for n, what in amounts if n is not None),
-        "kappa": f"{join_words(dict.fromkeys(str(k.samples) for k in kappas))} samples" if kappas else "",
+        "kappa": f"{humans.join_words(dict.fromkeys(str(k.samples) for k in kappas))} samples" if kappas else "",
         "data": f"{source} ({licence})" if licence else source,
-        "hardware": join_words(dict.fromkeys(run.summary.device for run in runs if run.summary.device)),
-        "precision": join_words(dict.fromkeys(row.precision for row in section.rows if row.precision)),
+        "hardware": humans.join_words(dict.fromkeys(run.summary.device for run in runs if run.summary.device)),
+        "precision": humans.join_words(dict.fromkeys(row.precision for row in section.rows if row.precision)),
         "software": ", ".join(f"{name} {version}" for name, version in first.versions.items()),
         "finished": " to ".join((*dates[:1], *dates[1:][-1:])),
     }
@@ -269,14 +283,14 @@ def show_call(call: str) -> str:
 
 # The headings of a section, their contents, and the notes that belong there.
 PARTS: tuple[tuple[str, Callable[[Section], list[Block]], tuple[str, ...]], ...] = (
-    ("Results", parts.show_results, ("quality", "runs")),
-    ("What changed for real samples", parts.show_changes, ()),
+    ("Results", show_results, ("quality", "runs")),
+    ("What changed for real samples", show_changes, ()),
     ("Training curves", lambda s: figures(of_section(s, "Training curves")), ()),
-    ("What was cut, and why", parts.show_cuts, ()),
-    ("Conditioning", parts.show_conditioning, ("kappa",)),
+    ("What was cut, and why", show_cuts, ()),
+    ("Conditioning", show_conditioning, ("kappa",)),
     ("Head importance", lambda s: figures(of_section(s, "Head importance")), ()),
-    ("Memory and speed", parts.show_cost, ("memory", "speed")),
-    ("Speed apart from training", parts.show_benches, ()),
+    ("Memory and speed", show_cost, ("memory", "speed")),
+    ("Speed apart from training", show_benches, ()),
     ("Do it again", show_commands, ()),
 )
 

@@ -12,10 +12,9 @@ from typing import Any
 from leansurgeon.errors import plural
 from leansurgeon.reading.jsonfile import Json, value_at
 from leansurgeon.reading.values import items, text, whole, words
-from leansurgeon.report import humans
 from leansurgeon.report.charts.forms import Chart
 from leansurgeon.report.charts.sections import of_section
-from leansurgeon.report.humans import NONE, join_words
+from leansurgeon.report.humans import NONE, join_words, memory, plain
 from leansurgeon.report.rows import Section
 from leansurgeon.report.runs import PARTS, SHAPE, describe_comparison, describe_proof
 from leansurgeon.report.tables.columns import (
@@ -254,9 +253,9 @@ def show_benches(section: Section) -> list[Block]:
                 [
                     cell(timed.name),
                     cell(timed.backend or NONE),
-                    *(cell(humans.plain(value), value) for value in figures),
-                    cell(humans.memory(timed.peak_memory), timed.peak_memory),
-                    cell(humans.plain(against.median), against.median, beside),
+                    *(cell(plain(value), value) for value in figures),
+                    cell(memory(timed.peak_memory), timed.peak_memory),
+                    cell(plain(against.median), against.median, beside),
                 ]
             )
         peak = [f"Peak: {bench.peak_memory_kind}."] if bench.peak_memory_kind else []
