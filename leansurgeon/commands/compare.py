@@ -44,7 +44,7 @@ def measure_models(
     """
     from leansurgeon.checkpoints.kind import LANGUAGE
     from leansurgeon.checkpoints.source import open_source
-    from leansurgeon.commands.judge import refuse_other_classes, refuse_other_tokens
+    from leansurgeon.commands.judge import refuse_unlike
     from leansurgeon.commands.samples import data_to_measure
     from leansurgeon.measure.kappa.study import study
     from leansurgeon.report.rows import Note, Section, make_row
@@ -58,8 +58,7 @@ def measure_models(
     opened = [open_source(str(runfolder.model_of(run.path))) for run in runs]
     first, *others = opened
     for other in others:
-        refuse_other_tokens(other, first)
-        refuse_other_classes(other, first)
+        refuse_unlike(other, first)
     named = data or next((str(run.path) for run in runs if run.kind == "run"), None)
     if named is None:
         raise UsageError("Nothing to compare them on.", "Add --data FILES.")

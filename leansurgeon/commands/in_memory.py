@@ -313,28 +313,21 @@ def data(value: Data | None, name: str = "data") -> str | None:
         return os.fspath(value)
     if hasattr(value, "to_dict") and hasattr(value, "columns"):  # iterating over a frame gives its column names
         value = value.to_dict("records")
-    if isinstance(value, Mapping | bytes) or not isinstance(value, Iterable):
-        raise wrong(value, name)
-    items = list(value)
-    if not items:
-        raise UsageError(f"{name} is empty.", "Give a path, or some texts.")
-    words = [item for item in items if isinstance(item, str)]
-    if len(words) == len(items) and all(len(word) < 1_000 and os.path.isfile(word) for word in words):
-        return ",".join(words)
-    if all(isinstance(item, Mapping) for item in items):
-        return store_rows([dict(item) for item in items])
-    if all(isinstance(item, os.PathLike) for item in items):
-        return ",".join(os.fspath(item) for item in items)
-    if all(isinstance(item, str) for item in items):
-        return store_rows([{"text": item} for item in items])
-    if all(isinstance(item, tuple | list) and len(item) == 2 and isinstance(item[0], str) for item in items):
-        return store_rows([{"text": item[0], "label": item[1]} for item in items])
-    raise wrong(value, name)
-
-
-def wrong(value: Data, name: str) -> UsageError:
-    """Return the error for data of another kind."""
-    return UsageError(
+    if isinstance(value, Iterable) and not isinstance(value, Mapping | bytes):
+        items = list(value)
+        if not items:
+            raise UsageError(f"{name} is empty.", "Give a path, or some texts.")
+        if all(isinstance(item, Mapping) for item in items):
+            return store_rows([dict(item) for item in items])
+        if all(isinstance(item, os.PathLike) for item in items):
+            return ",".join(os.fspath(item) for item in items)
+        if all(isinstance(item, str) for item in items):
+            if all(len(item) < 1_000 and os.path.isfile(item) for item in items):
+                return ",".join(items)
+            return store_rows([{"text": item} for item in items])
+        if all(isinstance(item, tuple | list) and len(item) == 2 and isinstance(item[0], str) for item in items):
+            return store_rows([{"text": item[0], "label": item[1]} for item in items])
+    raise UsageError(
         f"{name}={type(value).__name__}: give a path, or a list of paths, of texts, of (text, label), or of rows.",
         "Images lie in a folder, with a folder for every class.",
     )

@@ -12,7 +12,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -88,32 +88,25 @@ CLOSED_PASSES = 4  # forward passes over all samples before the local fit, with 
 LEAST_SAMPLES = 64
 
 
-@dataclass(frozen=True)
-class CutLimit:
-    """Time for one cut; None: as much as it needs. `forward`: seconds of a forward pass of one sample."""
-
-    seconds: float | None
-    forward: float
-
-
-def make_start(job: Job, say: Say, limit: CutLimit | None = None) -> None:
-    """Cut the model that a job begins with; a transfer calibrates on the experiment's training data. A limit gives part
-    of its time to the local fit, and takes fewer samples if the rest of the cut is too slow on the usual number.
+def make_start(job: Job, say: Say, seconds: float | None = None, forward: float | None = None) -> None:
+    """Cut the model that a job begins with; a transfer calibrates on the experiment's training data. A limit in seconds
+    gives part of its time to the local fit, and takes fewer samples if the rest of the cut is too slow on the usual
+    number: `forward` is the time of a forward pass of one sample.
     """
     changes = job.experiment.source_config or None
     source = open_source(job.source, config_changes=changes if job.source == job.experiment.source else None)
     calibrate = not job.method.uncalibrated
     method = job.method
-    if limit and limit.seconds is not None and method.grows:
-        method = replace(method, heal_time=FITTING * limit.seconds)
+    if seconds is not None and method.grows:
+        method = replace(method, heal_time=FITTING * seconds)
     steps = plan(source, job.wanted, job.seed, method, calibrated=calibrate)
     data = None
     if steps.exactness == "near" and calibrate and source.learned:
         task = job.experiment.task_of(job.arm)
         open_data = partial(from_task, task.name, task.options, source, cache=cache_folder(), seed=job.seed)
         data = open_data()
-        if limit and limit.seconds is not None:
-            fewer = int(CLOSED * limit.seconds / (CLOSED_PASSES * limit.forward))
+        if seconds is not None:
+            fewer = int(CLOSED * seconds / (CLOSED_PASSES * forward))
             usual = data.as_record().samples
             if fewer < usual["fit"] + usual["guard"]:
                 # A quarter as many guard the fit.

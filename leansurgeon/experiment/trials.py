@@ -22,7 +22,7 @@ from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import Diverged, LeanSurgeonError, UsageError, did_you_mean, plural
 from leansurgeon.experiment.arms import list_wanted_shapes, wanted_by_arm, wanted_shape_of
 from leansurgeon.experiment.jobs import Job, find_finished, list_settings, make_jobs, prepare_data
-from leansurgeon.experiment.side_by_side import CutLimit, Key, drive, make_start
+from leansurgeon.experiment.side_by_side import Key, drive, make_start
 from leansurgeon.progress import Say, duration_text, size_text
 from leansurgeon.reading.cache_folder import cache_folder
 from leansurgeon.reading.jsonfile import JsonObject, read_object_if_whole
@@ -131,10 +131,17 @@ def make_experiment(
 
 
 def make_starts(
-    jobs: Mapping[Key, Job], source: Source, say: Say, limit: CutLimit | None = None, *, anew: bool = False
+    jobs: Mapping[Key, Job],
+    source: Source,
+    say: Say,
+    seconds: float | None = None,
+    forward: float | None = None,
+    *,
+    anew: bool = False,
 ) -> None:
-    """Cut every arm once, each within `limit`; reuse what an earlier call cut from the same weights with the same
-    settings. `anew` makes those again that had less time.
+    """Cut every arm once; reuse what an earlier call cut from the same weights with the same settings. With `forward`,
+    the time of a forward pass of one sample, each has `seconds` (None: as much as it needs), and `anew` makes those
+    again that had less.
     """
     files = resume.origin_of(source.folder) if source.folder else {}
     for job in {job.start: job for job in jobs.values()}.values():
@@ -144,14 +151,14 @@ def make_starts(
         earlier = read_object_if_whole(kept) or {}
         if (job.start / "config.json").is_file() and earlier.get("made_by") == made_by:
             had = earlier.get("seconds")
-            hasty = limit is not None and had is not None and (limit.seconds is None or had < limit.seconds)
+            hasty = forward is not None and had is not None and (seconds is None or had < seconds)
             if hasty and not anew:
                 say(f"{job.arm}: an earlier call cut it within {duration_text(had)}; --force cuts it again.")
             if not (hasty and anew):
                 continue
         say(f"{job.arm}: cutting {source.name}")
-        make_start(job, say, limit)
-        runfolder.write_json(kept, {"made_by": made_by, "seconds": limit.seconds if limit else None})
+        make_start(job, say, seconds, forward)
+        runfolder.write_json(kept, {"made_by": made_by, "seconds": seconds})
 
 
 def make_trial(job: Job, steps: int, name: str, rate: float, settings: JsonObject) -> Job:
@@ -275,7 +282,7 @@ def plan_steps(
             f"Give --time {math.ceil(1.1 * least / (1 - CUTTING) / 60)}m, or fewer variants.",
         )
     share = None if seconds is None else CUTTING * seconds / (len(arms) - 1)
-    make_starts(jobs, source, say, CutLimit(share, judging), anew=force)
+    make_starts(jobs, source, say, share, judging, anew=force)
     steps = make_plan(recipe.train, samples, 1).steps if seconds is None else 0
     while seconds is not None:
         spent = time.perf_counter() - began

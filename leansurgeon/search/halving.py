@@ -55,7 +55,6 @@ class Result:
 
 
 Results: TypeAlias = dict[str, Result]  # by the candidate's name
-Try = Callable[[Rung, Sequence[Candidate]], Results]
 
 
 def schedule(tries: int) -> list[Rung]:
@@ -69,7 +68,7 @@ def schedule(tries: int) -> list[Rung]:
 
 def climb(
     candidates: Sequence[Candidate],
-    attempt: Try,
+    attempt: Callable[[Rung, Sequence[Candidate]], Results],
     *,
     beside: Callable[[Sequence[Candidate]], Sequence[Candidate]] = lambda survivors: (),
     say: Say = silent,

@@ -75,8 +75,9 @@ def list_bounded_points(known: Iterable[tuple[float, Bound | None]]) -> tuple[Po
     return tuple(Point(x, bound.value, bound=not bound.exact) for x, bound in known if bound)
 
 
-def one(key: str, title: str, says: str, drawing: alt.LayerChart | None) -> list[Chart]:
-    """Return the chart in a list; an empty list if there was nothing to draw."""
+def draw_lines(key: str, title: str, says: str, series: list[Series], x: Axis, y: Axis) -> list[Chart]:
+    """Return the chart of some series in a list; an empty list if there is nothing to draw."""
+    drawing = lines(series, x, y)
     return [Chart(key, title, says, drawing)] if drawing is not None else []
 
 
@@ -93,16 +94,16 @@ def by_heads(section: Section) -> list[Chart]:
         ]
         spread = any(p.low != p.high for s in series for p in s.points)
         says = f"{ONE_DEVIATION if spread else 'One seed each.'} Controls are left out."
-        drawing = lines(series, Axis("heads", WHOLE), metric_axis(section))
-        charts += one("heads", f"{section.task.label} against heads", says, drawing)
+        title = f"{section.task.label} against heads"
+        charts += draw_lines("heads", title, says, series, Axis("heads", WHOLE), metric_axis(section))
     series = [
         Series(name, list_bounded_points((heads, row.kappa and row.kappa.median) for heads, row in arms), i)
         for i, (name, arms) in curves
     ]
     bounded = " Hollow: at least so much." if any(p.bound for s in series for p in s.points) else ""
     says = f"Median over layers, so compare along a curve and not between depths: kappa grows with depth.{bounded}"
-    drawing = lines(series, Axis("heads", WHOLE), Axis("kappa", log=True))
-    return charts + one("heads-kappa", "Kappa against heads", says, drawing)
+    x, y = Axis("heads", WHOLE), Axis("kappa", log=True)
+    return charts + draw_lines("heads-kappa", "Kappa against heads", says, series, x, y)
 
 
 def metric_by_cost(section: Section) -> list[Chart]:
@@ -126,7 +127,7 @@ def metric_by_cost(section: Section) -> list[Chart]:
         spread = any(row.metric.sd for _, row in known)
         says = f"{ONE_DEVIATION if spread else 'One seed each.'} The line is the level of the original."
         title = f"{section.task.label} against {axis.title}"
-        charts += one(key, title, says, lines(series, axis, metric_axis(section)))
+        charts += draw_lines(key, title, says, series, axis, metric_axis(section))
     return charts
 
 
@@ -151,7 +152,7 @@ def by_epoch(section: Section) -> list[Chart]:
             if run.curve is not None and (points := getattr(run.curve, key))
         ]
         says += " One line for every seed." if len(series) > len({s.name for s in series}) else ""
-        charts += one(key, title, says, lines(series, Axis("epoch"), axis))
+        charts += draw_lines(key, title, says, series, Axis("epoch"), axis)
     return charts
 
 
@@ -172,8 +173,7 @@ def kappa_by_layer(section: Section) -> list[Chart]:
             if row.kappa
         ]
         says += "; hollow: at least so much." if any(p.bound for s in series for p in s.points) else "."
-        drawing = lines(series, Axis("layer", WHOLE), Axis("kappa", log=True))
-        charts += one(f"kappa-{key}", title, says, drawing)
+        charts += draw_lines(f"kappa-{key}", title, says, series, Axis("layer", WHOLE), Axis("kappa", log=True))
     return charts
 
 
@@ -340,10 +340,9 @@ def head_charts(study: HeadStudy, name: str = "", key: str = "") -> list[Chart]:
     for i, (order, said) in enumerate(ORDERS.items()):
         points = [(point.fraction, getattr(point, study.score)) for point in study.curve.orders.get(order, ())]
         series.append(Series(said, tuple(Point(*at) for at in points if None not in at), i))
-    labels = PERCENT if study.score == "accuracy" else PLAIN
-    drawing = lines(series, Axis("share of heads off", PERCENT), Axis(study.score, labels))
+    x, y = Axis("share of heads off", PERCENT), Axis(study.score, PERCENT if study.score == "accuracy" else PLAIN)
     says = "On held-out samples, without retraining."
-    return [*charts, *one(f"{key}heads-pruning", f"{begin}heads switched off", says, drawing)]
+    return charts + draw_lines(f"{key}heads-pruning", f"{begin}heads switched off", says, series, x, y)
 
 
 LEAST = 3  # numbers of heads that make a curve
