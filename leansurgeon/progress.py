@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 from leansurgeon.rank import rank
 from leansurgeon.words import wrap
@@ -33,12 +33,7 @@ PLAIN_EVERY = 10.0  # seconds between two lines that cannot be rewritten
 REDRAW = 0.1  # seconds between two updates of a bar
 T = TypeVar("T")
 Say = Callable[[str], None]  # a function that takes messages
-
-
-class Advance(Protocol):
-    """Called when units of a phase are done."""
-
-    def __call__(self, units: int = 1) -> None: ...
+Advance = Callable[..., None]  # called when units of a phase are done, with their number (default: one)
 
 
 def duration_text(seconds: float) -> str:
@@ -64,7 +59,7 @@ class Screen:
 
     def __init__(
         self,
-        say: Callable[[str], None] | None = None,
+        say: Say | None = None,
         *,
         quiet: bool = False,
         stream: TextIO | None = None,
@@ -204,7 +199,7 @@ _SILENT = Screen(quiet=True)
 _SCREEN: ContextVar[Screen] = ContextVar("screen", default=_SILENT)
 
 
-def command_screen(talk: Callable[[str], None] | None = None) -> Screen:
+def command_screen(talk: Say | None = None) -> Screen:
     """Return a screen on stderr, or one that passes lines to `talk`. Of the processes of one training only the first
     shows anything.
     """

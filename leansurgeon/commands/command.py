@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, get_type_hints
+from typing import Any, get_type_hints
 
 from leansurgeon import progress as screen
 from leansurgeon.commands.host import leave_process_alone, own_errors
@@ -18,12 +18,6 @@ from leansurgeon.errors import UsageError
 from leansurgeon.progress import Say
 from leansurgeon.rank import rank
 from leansurgeon.request import Request, Trust, check_request, options_of
-
-
-class Result(Protocol):
-    """What a command returns: printing it is for a person; `as_dict()` is the document of --json."""
-
-    def as_dict(self) -> Mapping[str, Any]: ...
 
 
 @dataclass(frozen=True)
@@ -45,12 +39,12 @@ class Answer:
 @dataclass(frozen=True)
 class Command:
     """`run` carries out a `request`; its docstring is the help of both, on the command line up to "In Python", an
-    example or "Raises".
+    example or "Raises". Printing its result is for a person; `as_dict()` is the document of --json.
     """
 
     name: str
     request: type[Request]
-    run: Callable[[Any, Say], Result]
+    run: Callable[[Any, Say], Any]
     examples: tuple[str, ...]
     gives_model: bool = False  # a model in memory gives a model, which carries the result
     temporary_out: bool = False  # and without `out`, the result is in a temporary folder

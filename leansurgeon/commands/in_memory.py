@@ -214,10 +214,13 @@ def write_copy(model: torch.nn.Module, tokenizer: object | None = None) -> Copy:
     from leansurgeon.checkpoints.publish.card import adopt
 
     kept, made = Copy(), getattr(model, RESULT, None)
-    folder = kept.folder / name_of(model)
+    said = str(getattr(getattr(model, "config", None), "name_or_path", "") or "")
+    last = said.rstrip("/").split("/")[-1] or getattr(model, "default_cfg", {}).get("architecture")
+    cleaned = "".join(c if c.isalnum() or c in "_.-" else "-" for c in last or type(model).__name__).strip("-.")
+    folder = kept.folder / (cleaned[:100] or "model")
     folder.mkdir()
     kept.folder = folder
-    home, name = (made.folder, None) if made is not None else home_of(model)
+    home, name = (made.folder, None) if made is not None else home_of(said)
     if home is not None:  # first, so that what is in memory replaces it
         companions.copy(home, folder)
         adopt(home, folder, name)
@@ -265,19 +268,10 @@ def was_trained(model: torch.nn.Module, folder: Path) -> bool:
     return any(not now[key].cpu().equal(value) for key, value in before.items() if key in now)
 
 
-def name_of(model: torch.nn.Module) -> str:
-    """Return a name for the folder: that of the place it was loaded from, else of its class."""
-    said = str(getattr(getattr(model, "config", None), "name_or_path", "") or "").rstrip("/")
-    last = said.split("/")[-1] or getattr(model, "default_cfg", {}).get("architecture") or type(model).__name__
-    cleaned = "".join(c if c.isalnum() or c in "_.-" else "-" for c in last).strip("-.")
-    return cleaned[:100] or "model"
-
-
-def home_of(model: torch.nn.Module) -> tuple[Path | None, str | None]:
-    """Return the folder that a model was loaded from, or that of the hub's cache and its name there: it holds tokenizer
-    and card. (None, None) if there is none.
+def home_of(said: str) -> tuple[Path | None, str | None]:
+    """Return the folder that a model says it was loaded from, or that of the hub's cache and its name there: it holds
+    tokenizer and card. (None, None) if there is none.
     """
-    said = str(getattr(getattr(model, "config", None), "name_or_path", "") or "")
     if said and os.path.isdir(said):
         return Path(said), modelcard.hub_name_of_cache(Path(said))
     if not re.fullmatch(modelcard.NAME, said):

@@ -189,8 +189,8 @@ def refuse_foreign(repo: str, force: bool, theirs: Content, ours: Mapping[str, P
     beside = [name for name in read if name not in ours] if ours is not None else [n for n in read if n == ADAPTER]
     others = list(beside)
     if ours is not None:
-        own = (*names.TOKENIZER, *names.PROCESSOR)
-        others += [n for n in read if n in ours and n in own and not same(ours[n], *theirs.files[n])]
+        own = [n for n in read if n in ours and n in companions.READING]
+        others += [n for n in own if not same(ours[n], *theirs.files[n])]
     if not theirs.is_ours:
         others += [name for name in theirs.files if is_of_a_model(name)]
     if others and not force:

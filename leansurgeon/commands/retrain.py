@@ -4,7 +4,7 @@ model and data), and train.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar
 
@@ -188,7 +188,7 @@ def choose_run_folder(request: RetrainRequest, recipe: TrainingRecipe, start: Pa
 # -- the recipe -----------------------------------------------------------------------------------
 
 
-def recipe_of(folder: Path, asked: RecipeInputs, say: Callable[[str], None]) -> TrainingRecipe:
+def recipe_of(folder: Path, asked: RecipeInputs, say: Say) -> TrainingRecipe:
     """Return the recipe for the model in `folder`. A recipe made here is printed, since the user has not seen it.
 
     Raises `UsageError` for flags that exclude each other and for missing data, before anything heavy.
@@ -211,7 +211,7 @@ def recipe_of(folder: Path, asked: RecipeInputs, say: Callable[[str], None]) -> 
     return made
 
 
-def find_named_recipe(folder: Path, asked: RecipeInputs, say: Callable[[str], None]) -> TrainingRecipe:
+def find_named_recipe(folder: Path, asked: RecipeInputs, say: Say) -> TrainingRecipe:
     """Return the named recipe, or that of the preset that the model was cut from. Raises `UsageError` if
     there is none.
     """
@@ -246,7 +246,7 @@ def find_named_recipe(folder: Path, asked: RecipeInputs, say: Callable[[str], No
     return settings
 
 
-def for_device(settings: Made, *, cpu: bool, say: Callable[[str], None]) -> Made:
+def for_device(settings: Made, *, cpu: bool, say: Say) -> Made:
     """Adapt the recipe to this machine: without a GPU, fp32 instead of fp16 and no `compile`, reported in one line.
 
     For an experiment, this includes the settings of arms with transferred weights.

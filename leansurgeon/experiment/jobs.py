@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 from leansurgeon import tasks
 from leansurgeon.errors import UsageError
 from leansurgeon.experiment.arms import method_of
+from leansurgeon.progress import Say
 from leansurgeon.rank import cores
 from leansurgeon.reading.cache_folder import cache_folder
 from leansurgeon.reading.jsonfile import JsonObject, by_dotted_key
@@ -97,7 +98,7 @@ def make_jobs(
 
 def prepare_data(
     recipe: ExperimentRecipe,
-    say: Callable[[str], None],
+    say: Say,
     arms: Iterable[str] | None = None,
     model_dir: Path | None = None,
 ) -> tasks.Task:

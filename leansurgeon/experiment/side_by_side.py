@@ -131,7 +131,7 @@ def drive(
     first: str,
     parallel: int,
     samples: int,
-    say: Callable[[str], None],
+    say: Say,
     library: str,
     title: str = "trainings",
 ) -> None:

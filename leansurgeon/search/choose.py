@@ -7,7 +7,6 @@ sample data and judged on the guard samples; the proof's held-out data stays uns
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 
@@ -15,7 +14,7 @@ from leansurgeon.checkpoints.publish.durable import scratch
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UsageError, plural
 from leansurgeon.measure.data.calibration import Calibration
-from leansurgeon.progress import track
+from leansurgeon.progress import Say, track
 from leansurgeon.search.space import Budget, Candidate, Space, budget_of, enumerate_shapes
 from leansurgeon.surgery.requested_shape import RequestedShape
 
@@ -23,7 +22,7 @@ SHARE = Fraction(1, 4)  # of the sample data
 
 
 def by_parameters(
-    source: Source, text: str, wanted: RequestedShape, data: Calibration | None, seed: int, say: Callable[[str], None]
+    source: Source, text: str, wanted: RequestedShape, data: Calibration | None, seed: int, say: Say
 ) -> tuple[RequestedShape, list[str]]:
     """Choose the shape with at most this many parameters that is best after a short refit; without data, the one that
     keeps the MLP. Heads stay unchanged, or as in `wanted`. Return it with the reason in sentences. Raises `UsageError`

@@ -48,11 +48,12 @@ def blocks(diff: Diff) -> list[str]:
         cells = {name: [] for name in (*COLUMNS, "rest")}
         for tensor in here:
             cells[next((name for name, roles in COLUMNS.items() if tensor.role in roles), "rest")].append(tensor)
-        alike = rows and all(kinds(cells[name]) == kinds(rows[-1][1][name]) for name in cells)
-        steady = rows and [x - y for x, y in zip(pair, rows[-1][0][-1], strict=True)] == [1, 1]
-        if alike and steady:
-            rows[-1][0].append(pair)
-            rows[-1] = (rows[-1][0], {name: rows[-1][1][name] + cells[name] for name in cells})
+        run, before = rows[-1] if rows else ([], cells)
+        steady = [(a + 1, b + 1) for a, b in run[-1:]] == [pair]
+        if steady and all(kinds(cells[name]) == kinds(before[name]) for name in cells):
+            run.append(pair)
+            for name in cells:
+                before[name] += cells[name]
         else:
             rows.append(([pair], cells))
     table = [
