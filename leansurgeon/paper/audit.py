@@ -31,17 +31,17 @@ class AuditedRow:
     @property
     def agreement(self) -> str:
         """Whether our count rounds to the printed one."""
-        return agreement(self.parameters, self.row.printed.parameters)
+        return agreement(self.parameters, self.row.figure)
 
     @property
     def difference(self) -> int | None:
         """Our count minus the printed figure."""
-        return None if self.row.printed.count is None else self.parameters - self.row.printed.count
+        return None if self.row.count is None else self.parameters - self.row.count
 
     @property
     def difference_percent(self) -> float | None:
         """Difference from the printed count in percent; None if none is printed."""
-        return None if self.row.printed.count is None else 100 * (self.parameters / self.row.printed.count - 1)
+        return None if self.row.count is None else 100 * (self.parameters / self.row.count - 1)
 
     @property
     def change_percent(self) -> float:
@@ -80,14 +80,14 @@ def audit_row(row: Row, original: Row) -> AuditedRow:
     counts = [count_declared(start, target.architecture.name, shape) for shape in shapes]
     # The printed MLP width applies to every part of the model, as if it had been built so (VOLO's class attention has
     # an MLP that surgery would leave alone).
-    wider, printed = OriginalModel(row.preset, row.printed.words.mlp_dim), row.printed.words
+    wider = OriginalModel(row.preset, row.printed.mlp_dim)
     return AuditedRow(
         row=row,
         shape=target.shape,
         parameters=counts[-1],
         original=count(start, target_of(start, original.words, original.policy)),
         saved_by={part: a - b for part, a, b in zip(("depth", "heads", "mlp"), counts, counts[1:], strict=False)},
-        as_printed=count(wider, target_of(wider, printed, row.policy)) if row.reading else None,
+        as_printed=count(wider, target_of(wider, row.printed, row.policy)) if row.reading else None,
         others={name: count(start, target_of(start, words, row.policy)) for name, words in row.others.items()},
     )
 

@@ -26,33 +26,10 @@ class ShapeWords:
 
 
 @dataclass(frozen=True)
-class PrintedRow:
-    """One row as the paper prints it. `parameters` is its text (`86.6 M`), since its precision matters.
-
-    `scores` are in the paper's order; the exhibit names the headline. `memory` is in GB over all GPUs; `change` is the
-    percentage printed next to the parameters.
-    """
-
-    words: ShapeWords
-    parameters: str | None = None
-    scores: Mapping[str, float] = field(default_factory=dict)
-    memory: float | None = None
-    change: str | None = None
-
-    @property
-    def unit(self) -> str:
-        """`M` or `k`, as it is printed."""
-        return self.parameters.split()[1] if self.parameters else "M"
-
-    @property
-    def count(self) -> int | None:
-        """The printed figure as a number of parameters."""
-        return int(Decimal(self.parameters.split()[0]) * UNITS[self.unit]) if self.parameters else None
-
-
-@dataclass(frozen=True)
 class Row:
-    """One model of one exhibit.
+    """One model of one exhibit, as the paper prints it: its shape (`printed`), and its parameters as text (`figure`,
+    such as `86.6 M`), since their precision matters. `scores` are in the paper's order; the exhibit names the headline.
+    `memory` is in GB over all GPUs; `change` is the percentage printed next to the parameters.
 
     `reading` is the shape that reproduces the printed parameters if the printed shape does not. `others` are further
     shapes that the remark mentions. `remark` may use the numbers that the audit counts: {ours}, {as_printed}, {missing}
@@ -62,8 +39,12 @@ class Row:
     model: str
     role: str  # original | lean | variant
     preset: str
-    printed: PrintedRow
+    printed: ShapeWords
     policy: str  # keep | split: how the paper gets its head_dim from the number of heads
+    figure: str | None = None
+    scores: Mapping[str, float] = field(default_factory=dict)
+    memory: float | None = None
+    change: str | None = None
     reading: ShapeWords | None = None
     others: Mapping[str, ShapeWords] = field(default_factory=dict)
     remark: str = ""
@@ -71,7 +52,15 @@ class Row:
     @property
     def words(self) -> ShapeWords:
         """The shape that is counted."""
-        return self.reading or self.printed.words
+        return self.reading or self.printed
+
+    @property
+    def count(self) -> int | None:
+        """The printed figure as a number of parameters."""
+        if self.figure is None:
+            return None
+        number, unit = self.figure.split()
+        return int(Decimal(number) * UNITS[unit])
 
 
 @dataclass(frozen=True)
@@ -121,13 +110,16 @@ def _rows(exhibit: dict[str, Any]) -> Iterator[Row]:
     for model in exhibit["models"]:
         for row in model["rows"]:
             scores = dict(zip(exhibit["scores"], row["scores"], strict=True)) if "scores" in row else {}
-            shape, parameters = _words(row["shape"]), row.get("parameters")
             yield Row(
                 model["model"],
                 row["role"],
                 model["preset"],
-                PrintedRow(shape, parameters, scores, row.get("memory"), row.get("change")),
+                _words(row["shape"]),
                 model["policy"],
+                row.get("parameters"),
+                scores,
+                row.get("memory"),
+                row.get("change"),
                 reading=_words(row["reading"]) if "reading" in row else None,
                 others={name: _words(other) for name, other in row.get("others", {}).items()},
                 remark=row.get("remark", ""),
