@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from leansurgeon.paper.audit import AuditedRow
-from leansurgeon.paper.base import UNITS, Exhibit
+from leansurgeon.paper.audit import UNITS, AuditedRow, Exhibit
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.words import in_columns, wrap
 

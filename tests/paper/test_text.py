@@ -8,8 +8,7 @@ import pytest
 
 from leansurgeon.errors import UsageError
 from leansurgeon.paper import EXHIBITS, TABLES, choose_exhibits
-from leansurgeon.paper.audit import audit
-from leansurgeon.paper.base import agreement
+from leansurgeon.paper.audit import agreement, audit
 from leansurgeon.paper.output import document, render
 
 
