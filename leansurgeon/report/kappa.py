@@ -8,7 +8,7 @@ from typing import Any
 
 from leansurgeon.reading.jsonfile import Json, value_at
 from leansurgeon.reading.values import number, objects, text, whole
-from leansurgeon.report.humans import Spread
+from leansurgeon.report.humans import Spread, spread
 
 # Condition numbers of weights, by their keys in a summary: those of the matrices themselves depend on the basis of
 # every head, those of the products do not.
@@ -94,7 +94,7 @@ def kappa_of(measured: list[Any]) -> Kappa | None:
         ranks = [(number(value_at(part, "rank")), number(value_at(part, "k"))) for part in parts]
         rank, k = min((r for r in ranks if None not in r), default=(None, None))
         plain = {
-            key: fmean(known) if (known := [n for p in parts if (n := number(value_at(p, key))) is not None]) else None
+            key: (found := spread(number(value_at(part, key)) for part in parts)) and found.mean
             for key in ("stable_rank", "effective_rank", "aspect")
         }
         jacobian = average(parts, "at_least", "", "jacobian")

@@ -57,7 +57,7 @@ def costs_table(costs: Costs) -> str:
     and whether it fits.
     """
     a, b = costs.before, costs.after
-    rows = [*shapes(a.shape, b.shape, ("depth", "heads", "head_dim", "mlp_dim"))]
+    rows = shapes(a.shape, b.shape, ("depth", "heads", "head_dim", "mlp_dim"))
     rows += parameters(a.parameters.as_dict(), b.parameters.as_dict())
     if a.operations and b.operations:
         tokens = f", {a.flops.tokens:,} tokens" if a.flops else ""
@@ -71,22 +71,21 @@ def costs_table(costs: Costs) -> str:
         rows.append(numbers("largest micro batch", a.largest_batch, b.largest_batch))
     lines = [*side_by_side(rows, [costs.source, "before", "after", "change"]), "", *wrap(costs.why + ".")]
     # Where the saving comes from: in memory, first what needs no surgery; else in parameters.
-    saved, names = costs.saved, ("depth", "heads", "MLP")
+    saved, first = costs.saved, "bf16 and fused attention"
+    if b.memory:
+        s = b.memory.setting
+        first = f"{s.precision} and {'fused' if s.attention == 'sdpa' else 'eager'} attention"
+    titles = dict(zip(STEPS, (first, "depth", "heads", "MLP"), strict=True))
     if saved["memory"] and costs.start and b.memory:
-        setting = b.memory.setting
-        first = f"{setting.precision} and {'fused' if setting.attention == 'sdpa' else 'eager'} attention"
-        titles = dict(zip(STEPS, (first, *names), strict=True))
         steps = [f"{titles[step]} {100 * -value / costs.start:+.1f} %" for step, value in saved["memory"].items()]
         lines += wrap(
             f"Peak memory of {gib(costs.start)} in fp32 with eager attention becomes {gib(b.memory.total)}: "
             f"{', '.join(steps)} of it, credited in this order; only the last three are surgery."
         )
     elif any(saved["parameters"].values()):
-        titles = dict(zip(STEPS, ("bf16 and fused attention", *names), strict=True))
         steps = [f"{titles[step]} {-value:+,}" for step, value in saved["parameters"].items()]
         lines += wrap(f"Change in parameters: {', '.join(steps)} (in this order).")
     if b.memory:
-        s = b.memory.setting
         words = [f"micro batch {s.batch}", s.precision, s.attention, s.optimizer]
         words += ["activation checkpointing"] if s.checkpointing else []
         words += [f"DDP on {s.world_size} GPUs"] if s.world_size > 1 else []
