@@ -217,8 +217,3 @@ def shows_best(summary: Summary) -> bool:
     if own_test(summary):
         return summary.test.best is not None
     return heals(summary) and summary.best is not None
-
-
-def metric(scores: Scores | None) -> float | None:
-    """Return the metric of the scores, None without scores."""
-    return scores.metric if scores else None

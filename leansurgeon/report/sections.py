@@ -15,7 +15,7 @@ from itertools import pairwise
 from leansurgeon.errors import plural
 from leansurgeon.reading.values import stamp
 from leansurgeon.report.humans import join_words, spread
-from leansurgeon.report.rows import GLUE, Note, Row, Section, make_row, metric
+from leansurgeon.report.rows import GLUE, Note, Row, Section, follow, make_row
 from leansurgeon.report.runs import Run, compare_models, display_name, find_judged, name_runs
 from leansurgeon.training.runs.summary import DONE, own_test
 
@@ -162,7 +162,7 @@ def make_glue_section(runs: Sequence[Run]) -> Section | None:
         used = [run for seeds in tasks.values() for run in seeds.values()]
         scores = {}
         for task, seeds in tasks.items():
-            both = [(metric(run.summary.final), metric(run.summary.best)) for run in seeds.values()]
+            both = [[follow(run.summary, f"{which}.metric") for which in ("final", "best")] for run in seeds.values()]
             if score := spread(best if last is None else last for last, best in both):
                 scores[task] = score
         # Only what all tasks share.
