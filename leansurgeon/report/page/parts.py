@@ -283,7 +283,7 @@ def show_cuts(section: Section) -> list[Block]:
         order = " (in this order)" if len(saved) > 1 else ""
         data, by = decided.calibration, f", chosen by {decided.criterion}" if decided.criterion else ""
         sampled = data and (data.says or data.sha256)
-        refitted = f"{plural(decided.changed_tensors, 'tensor')} refitted or made anew on the sample data."
+        refitted = plural(decided.changed_tensors, "tensor") if decided.changed_tensors else ""
         said = [
             Line(f"From `{shorten(text(cut.source.name, '?'))}`{weights}."),
             Line(f"Change in parameters by {join_words(saved)}{order}." if saved else ""),
@@ -291,7 +291,7 @@ def show_cuts(section: Section) -> list[Block]:
             Line(f"{plan.why.rstrip('.')}." if plan.why else ""),
             Line(f"Sample data: {data.says}, SHA-256 {data.sha256[:16]}…" if sampled else ""),
             Line(f"Layers kept (from 0): {', '.join(map(str, decided.layers))}{by}." if decided.layers else ""),
-            Line(refitted if decided.changed_tensors else ""),
+            Line(f"{refitted} refitted or made anew on the sample data." if refitted else ""),
             *(
                 Line(f"Seed {run.summary.seed} kept other layers: {', '.join(map(str, run.cut.plan.layers))}.")
                 for run in row.runs
