@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 
 _marked: float | None = None
@@ -14,19 +15,13 @@ _marked: float | None = None
 def mark() -> None:
     """Mark the start of the process as the start of the command. For the entry point of a process."""
     global _marked
-    _marked = time.perf_counter() - age()
+    _marked = time.perf_counter()
+    with suppress(OSError, ValueError, IndexError):  # the system may not tell how old the process is
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        up = float(Path("/proc/uptime").read_text().split()[0])
+        _marked -= max(0.0, up - ticks / os.sysconf("SC_CLK_TCK"))
 
 
 def began() -> float:
     """Return when the command began; now, in a process that runs more than one."""
     return time.perf_counter() if _marked is None else _marked
-
-
-def age() -> float:
-    """Return the seconds since this process began; 0 if the system does not tell."""
-    try:
-        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
-        up = float(Path("/proc/uptime").read_text().split()[0])
-        return max(0.0, up - ticks / os.sysconf("SC_CLK_TCK"))
-    except (OSError, ValueError, IndexError):
-        return 0.0

@@ -60,27 +60,23 @@ def errors_needed(freedom: float, comparisons: int = 1) -> float:
     low, high = 0.0, 1e9
     while high - low > 1e-12 * high:
         middle = (low + high) / 2
-        low, high = (middle, high) if share_within(middle, count_down(freedom)) < wanted else (low, middle)
+        low, high = (middle, high) if share_within(middle, freedom) < wanted else (low, middle)
     return max(NEEDED, high)
 
 
 def p_value(ratio: float, freedom: float) -> float:
     """Return the probability of a difference of `ratio` standard errors by chance, in either direction."""
-    return erfc(ratio / sqrt(2)) if freedom >= MANY else 1 - share_within(ratio, count_down(freedom))
+    return erfc(ratio / sqrt(2)) if freedom >= MANY else 1 - share_within(ratio, freedom)
 
 
-def share_within(x: float, freedom: int) -> float:
+def share_within(x: float, freedom: float) -> float:
     """Return the share of Student's t between -x and x (Abramowitz and Stegun, 26.7.3 and 26.7.4), without scipy, which
     takes long to import for a report.
     """
-    angle, odd = atan(x / sqrt(freedom)), freedom % 2
+    whole = max(1, int(freedom + 1e-9))  # 3.9999999 are 4
+    angle, odd = atan(x / sqrt(whole)), whole % 2
     term, total = cos(angle) if odd else 1.0, 0.0
-    for k in range(1 + odd, freedom, 2):
+    for k in range(1 + odd, whole, 2):
         total += term
         term *= cos(angle) ** 2 * k / (k + 1)
     return 2 / pi * (angle + sin(angle) * total) if odd else sin(angle) * total
-
-
-def count_down(freedom: float) -> int:
-    """Return degrees of freedom as a whole number: 3.9999999 are 4."""
-    return max(1, int(freedom + 1e-9))

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 from leansurgeon.rank import rank
 from leansurgeon.words import wrap
@@ -33,12 +33,7 @@ PLAIN_EVERY = 10.0  # seconds between two lines that cannot be rewritten
 REDRAW = 0.1  # seconds between two updates of a bar
 T = TypeVar("T")
 Say = Callable[[str], None]  # a function that takes messages
-
-
-class Advance(Protocol):
-    """Called when units of a phase are done."""
-
-    def __call__(self, units: int = 1) -> None: ...
+Advance = Callable[..., None]  # called when units of a phase are done, with their number (default: one)
 
 
 def duration_text(seconds: float) -> str:
@@ -64,7 +59,7 @@ class Screen:
 
     def __init__(
         self,
-        say: Callable[[str], None] | None = None,
+        say: Say | None = None,
         *,
         quiet: bool = False,
         stream: TextIO | None = None,
@@ -87,10 +82,22 @@ class Screen:
         if self.quiet or not (always or self._last is None or now - self._last >= every):
             return
         self._last = now
-        if self.rewrites:
-            self._draw(text, share)
-        else:
+        if not self.rewrites:
             self._emit(text)
+            return
+        if self._bar is None:
+            from rich.console import Console
+            from rich.progress import BarColumn, Progress, TextColumn
+            from rich.table import Column
+
+            said = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="crop"))
+            console = Console(file=self.stream, highlight=False)
+            quiet = {"redirect_stdout": False, "redirect_stderr": False, "auto_refresh": False, "transient": True}
+            self._bar = Progress(BarColumn(bar_width=12), said, console=console, **quiet)
+            self._bar.add_task(text, total=1.0)
+            self._bar.start()
+        self._bar.update(self._bar.task_ids[0], description=text, completed=share or 0.0, total=1.0)
+        self._bar.refresh()
 
     def begin(self) -> None:
         """Delay the first output: quick work needs no line."""
@@ -108,21 +115,6 @@ class Screen:
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
-
-    def _draw(self, text: str, share: float | None) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn
-        from rich.table import Column
-
-        if self._bar is None:
-            said = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="crop"))
-            console = Console(file=self.stream, highlight=False)
-            quiet = {"redirect_stdout": False, "redirect_stderr": False, "auto_refresh": False, "transient": True}
-            self._bar = Progress(BarColumn(bar_width=12), said, console=console, **quiet)
-            self._bar.add_task(text, total=1.0)
-            self._bar.start()
-        self._bar.update(self._bar.task_ids[0], description=text, completed=share or 0.0, total=1.0)
-        self._bar.refresh()
 
 
 @dataclass
@@ -207,7 +199,7 @@ _SILENT = Screen(quiet=True)
 _SCREEN: ContextVar[Screen] = ContextVar("screen", default=_SILENT)
 
 
-def command_screen(talk: Callable[[str], None] | None = None) -> Screen:
+def command_screen(talk: Say | None = None) -> Screen:
     """Return a screen on stderr, or one that passes lines to `talk`. Of the processes of one training only the first
     shows anything.
     """

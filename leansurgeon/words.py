@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 WIDTH = 80
 UNIT = re.compile(r"(?<=\d) (?=(?:%|[KMGT]iB|ms|s|min|h)(?![\w]))")  # the space between a number and its unit
@@ -38,7 +36,7 @@ def ranges(numbers: Sequence[int]) -> str:
     >>> ranges([0, 1, 2, 5])
     '0-2, 5'
     """
-    runs: list[list[int]] = []
+    runs = []
     for i in numbers:
         if runs and runs[-1][-1] == i - 1:
             runs[-1].append(i)
@@ -67,12 +65,3 @@ def harmless(cell: object) -> object:
         return cell
     shown = "".join(c if c.isprintable() else "?" for c in cell)
     return f"'{shown}" if shown.lstrip().startswith(FORMULA) else shown
-
-
-def write_csv(lines: Sequence[Mapping[str, object]]) -> str:
-    """Return a CSV file with a column for every key of the lines, in order of appearance; None is empty."""
-    out = io.StringIO()
-    writer = csv.DictWriter(out, list(dict.fromkeys(key for line in lines for key in line)), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({key: harmless(value) for key, value in line.items()} for line in lines)
-    return out.getvalue().rstrip("\n")

@@ -145,7 +145,41 @@ def main() -> None:
     """
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # for this command and the processes that it starts
     with streams.guarding():
-        carry_out()
+        try:
+            with sigterm_as_exception(), show_on(command_screen()):  # so that commands remove their temporary folders
+                try:
+                    for word in sys.argv[1:]:
+                        check_encoding(word)
+                    app()
+                except SystemExit as end:
+                    if not end.code:
+                        sys.stdout.flush()  # raises now if the disk is full
+                    raise
+        except LeanSurgeonError as error:
+            if os.environ.get("LEANSURGEON_DEBUG"):
+                raise
+            if is_mine_to_say(error):
+                print(f"leansurgeon: {f'process {rank()}: ' if rank() else ''}{error.message}", file=sys.stderr)
+                if error.hint:
+                    print(f"             {error.hint}", file=sys.stderr)
+            sys.exit(error.exit_code)
+        except KeyboardInterrupt:
+            print("leansurgeon: interrupted.", file=sys.stderr)
+            sys.exit(130)
+        except Exception as error:
+            if not disk_is_full(error) or os.environ.get("LEANSURGEON_DEBUG"):
+                raise
+            told = in_words(error)
+            print(f"leansurgeon: {told.message}\n             {told.hint}", file=sys.stderr)
+            sys.exit(1)
+
+
+def check_encoding(word: str) -> None:
+    """Raise `UsageError` for a word that cannot be a file name (half of a surrogate pair)."""
+    try:
+        os.fsencode(word)
+    except UnicodeEncodeError:
+        raise UsageError(f"{quote(word)} is not valid text in this system's encoding.") from None
 
 
 @contextmanager
@@ -165,45 +199,6 @@ def sigterm_as_exception() -> Iterator[None]:
 
     with handle_signals([signal.SIGTERM], stop):
         yield
-
-
-def check_encoding(words: list[str]) -> None:
-    """Raise `UsageError` for a word that cannot be a file name (half of a surrogate pair)."""
-    for word in words:
-        try:
-            os.fsencode(word)
-        except UnicodeEncodeError:
-            raise UsageError(f"{quote(word)} is not valid text in this system's encoding.") from None
-
-
-def carry_out() -> None:
-    """Run `main`, with stdout and stderr guarded."""
-    try:
-        with sigterm_as_exception(), show_on(command_screen()):  # so that every command removes its temporary folders
-            try:
-                check_encoding(sys.argv[1:])
-                app()
-            except SystemExit as end:
-                if not end.code:
-                    sys.stdout.flush()  # raises now if the disk is full
-                raise
-    except LeanSurgeonError as error:
-        if os.environ.get("LEANSURGEON_DEBUG"):
-            raise
-        if is_mine_to_say(error):
-            print(f"leansurgeon: {f'process {rank()}: ' if rank() else ''}{error.message}", file=sys.stderr)
-            if error.hint:
-                print(f"             {error.hint}", file=sys.stderr)
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        print("leansurgeon: interrupted.", file=sys.stderr)
-        sys.exit(130)
-    except Exception as error:
-        if not disk_is_full(error) or os.environ.get("LEANSURGEON_DEBUG"):
-            raise
-        told = in_words(error)
-        print(f"leansurgeon: {told.message}\n             {told.hint}", file=sys.stderr)
-        sys.exit(1)
 
 
 if __name__ == "__main__":

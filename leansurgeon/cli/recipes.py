@@ -5,17 +5,13 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from leansurgeon.cli import completion
 from leansurgeon.errors import UsageError
 from leansurgeon.reading.files import in_home
-
-if TYPE_CHECKING:
-    from leansurgeon.training.recipe.schema import Recipe
 
 recipes = typer.Typer(
     help="The recipes that come with leansurgeon: list them, show one, copy one to change it; their schema.",
@@ -28,7 +24,23 @@ def list_(as_json: Annotated[bool, typer.Option("--json", help="One JSON documen
     """List task, length and hardware of every shipped recipe: first those for a CPU, then those for a GPU."""
     from leansurgeon.training.recipe import reading
 
-    rows = [_row(name, reading.load(name)) for name in reading.list_shipped()]
+    rows = []
+    for name, path in reading.list_shipped().items():
+        recipe = reading.load(name)
+        experiment = recipe.kind == "experiment"
+        # The beginning of its comment on hardware: `2 CPU cores`, `8 A100`.
+        match = re.search(r"^# Hardware +(.*)$", reading.text_of(path), re.MULTILINE)
+        rows.append(
+            {
+                "name": name,
+                "kind": recipe.kind,
+                "source": recipe.source if experiment else "",
+                "task": recipe.task.name,
+                "duration": recipe.train.duration,
+                "hardware": re.split(r" \(|[,.;:]| with ", match[1])[0] if match else "",
+                "arms": ", ".join(recipe.arms) if experiment else "",
+            }
+        )
     if as_json:
         print(json.dumps({"schema_version": 1, "recipes": rows}))
         return
@@ -93,24 +105,3 @@ def schema() -> None:
     from leansurgeon.training.recipe.reading import json_schema
 
     print(json.dumps(json_schema(), indent=2))
-
-
-def _row(name: str, recipe: Recipe) -> Mapping[str, str]:
-    experiment = recipe.kind == "experiment"
-    return {
-        "name": name,
-        "kind": recipe.kind,
-        "source": recipe.source if experiment else "",
-        "task": recipe.task.name,
-        "duration": recipe.train.duration,
-        "hardware": _hardware(name),
-        "arms": ", ".join(recipe.arms) if experiment else "",
-    }
-
-
-def _hardware(name: str) -> str:
-    """Return the beginning of a shipped recipe's hardware comment: `2 CPU cores`, `8 A100`."""
-    from leansurgeon.training.recipe import reading
-
-    match = re.search(r"^# Hardware +(.*)$", reading.text_of(reading.list_shipped()[name]), re.MULTILINE)
-    return re.split(r" \(|[,.;:]| with ", match[1])[0] if match else ""

@@ -10,21 +10,14 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, get_type_hints
+from typing import Any, get_type_hints
 
 from leansurgeon import progress as screen
-from leansurgeon.commands import host
-from leansurgeon.commands.host import own_errors
+from leansurgeon.commands.host import leave_process_alone, own_errors
 from leansurgeon.errors import UsageError
 from leansurgeon.progress import Say
 from leansurgeon.rank import rank
 from leansurgeon.request import Request, Trust, check_request, options_of
-
-
-class Result(Protocol):
-    """What a command returns: printing it is for a person; `as_dict()` is the document of --json."""
-
-    def as_dict(self) -> Mapping[str, Any]: ...
 
 
 @dataclass(frozen=True)
@@ -46,12 +39,12 @@ class Answer:
 @dataclass(frozen=True)
 class Command:
     """`run` carries out a `request`; its docstring is the help of both, on the command line up to "In Python", an
-    example or "Raises".
+    example or "Raises". Printing its result is for a person; `as_dict()` is the document of --json.
     """
 
     name: str
     request: type[Request]
-    run: Callable[[Any, Say], Result]
+    run: Callable[[Any, Say], Any]
     examples: tuple[str, ...]
     gives_model: bool = False  # a model in memory gives a model, which carries the result
     temporary_out: bool = False  # and without `out`, the result is in a temporary folder
@@ -112,14 +105,9 @@ def pushing(request: Request, say: Say) -> Iterator[Callable[[Any], None]]:
         raise UsageError("--push and --dry-run exclude each other: a dry run writes nothing.", "Leave one of them out.")
     from leansurgeon.commands import push
 
-    where = push.Target(repo, not public, getattr(request, "force", False))
-    push.check(where, say)
-
-    def push_result(result: Result) -> None:
-        """Push the folder of the result."""
-        say(f"Pushed: {push.push(result.folder, repo, private=where.private, force=where.force, say=say)}")
-
-    yield push_result
+    how = {"private": not public, "force": getattr(request, "force", False), "say": say}
+    push.check(repo, **how)
+    yield lambda result: say(f"Pushed: {push.push(result.folder, repo, **how)}")
 
 
 def function_of(command: Command) -> Callable[..., Any]:
@@ -152,9 +140,9 @@ def function_of(command: Command) -> Callable[..., Any]:
         with ExitStack() as stack:
             stack.enter_context(own_errors(signature.parameters))
             say = stack.enter_context(speaking(given.pop("progress", True)))
-            stack.enter_context(host.leave_process_alone(say))
+            stack.enter_context(leave_process_alone(say))
             tokenizer = given.pop("tokenizer", None)
-            held: list[in_memory.Copy] = []
+            held = []
             for name in models:
                 if not in_memory.is_model(model := given.get(name)):
                     given |= {} if model is None else {name: in_memory.place(model, name)}

@@ -34,7 +34,7 @@ def measure_answers(runs: Sequence[Run], say: Say, seconds: float | None = None)
 
 
 def measure_models(
-    runs: Sequence[Run], data: str | None, columns: str | None, seconds: float | None, seed: int, say: Say
+    runs: Sequence[Run], data: str | None, columns: str | None, seconds: float | None, say: Say
 ) -> Section:
     """Compare all models with the first: on held-out samples of the data (None: what one of them was trained on), in
     turns on this machine, and by their kappa.
@@ -44,7 +44,7 @@ def measure_models(
     """
     from leansurgeon.checkpoints.kind import LANGUAGE
     from leansurgeon.checkpoints.source import open_source
-    from leansurgeon.commands.judge import refuse_other_classes, refuse_other_tokens
+    from leansurgeon.commands.judge import refuse_unlike
     from leansurgeon.commands.samples import data_to_measure
     from leansurgeon.measure.kappa.study import study
     from leansurgeon.report.rows import Note, Section, make_row
@@ -58,14 +58,13 @@ def measure_models(
     opened = [open_source(str(runfolder.model_of(run.path))) for run in runs]
     first, *others = opened
     for other in others:
-        refuse_other_tokens(other, first)
-        refuse_other_classes(other, first)
+        refuse_unlike(other, first)
     named = data or next((str(run.path) for run in runs if run.kind == "run"), None)
     if named is None:
         raise UsageError("Nothing to compare them on.", "Add --data FILES.")
-    sample = data_to_measure(first, data, named, "Comparing", None, seed, say, columns)
+    sample = data_to_measure(first, data, named, "Comparing", None, 0, say, columns)
     costs = measure_answers(runs, say, seconds and seconds / 3)
-    made: list[Run] = []
+    made = []
     for run, source in zip(runs, opened, strict=True):
         late = seconds is not None and time.perf_counter() - began > 0.8 * seconds
         kappa = None if late else study(source, sample, samples=KAPPA_SAMPLES, probes=0, say=say)

@@ -8,20 +8,21 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from pydantic import Field
 
 from leansurgeon.commands.command import Answer, Command
+from leansurgeon.errors import plural
 from leansurgeon.progress import Say
 from leansurgeon.reading import files, jsonfile
 from leansurgeon.request import Opt, Request
-
-if TYPE_CHECKING:
-    from leansurgeon.surgery.family_check import FamilyCheck, RandomModel
+from leansurgeon.surgery.family_check import NAMES, PREFIX, FamilyCheck, RandomModel
 
 LONGEST = 60  # seconds of processor time for one type
 AT_ONCE = 40  # types per process
@@ -55,8 +56,6 @@ def families(request: FamiliesRequest, say: Say) -> Answer:
     For every type, a small random model is made, its family is inferred unless it is declared, its layers, heads and
     MLP are changed, and the result is reloaded and compared with a cut by hand. All types take half an hour or more.
     """
-    from leansurgeon.surgery.family_check import NAMES, PREFIX, FamilyCheck, RandomModel
-
     drawn, state = RandomModel(request.seed, request.depth), request.state
     if request.types or request.timm:
         names = [*request.types, *(PREFIX + name for name in NAMES if request.timm)]
@@ -64,30 +63,24 @@ def families(request: FamiliesRequest, say: Say) -> Answer:
         from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
         names = sorted(CONFIG_MAPPING_NAMES)
-    known: dict[str, FamilyCheck] = {}
+    known = {}
     if state and state.exists():
         lines = files.read_text(state, jsonfile.LIMIT).splitlines()
         rows = [FamilyCheck(**jsonfile.parse(line, str(state))) for line in lines]
         known = {row.name: row for row in rows if (row.seed, row.depth) == (drawn.seed, drawn.depth)}
-    left = [name for name in names if name not in known]
-    for number, row in enumerate(check_families(left, request.jobs, drawn), len(names) - len(left) + 1):
+    left, many = [name for name in names if name not in known], AT_ONCE * request.jobs
+    # Each process does one type at a time, and some dozens in all, since what the libraries import stays in memory
+    # (`max_tasks_per_child` of Python 3.11 hangs after the first).
+    pools = (of_one_pool(left[start : start + many], request.jobs, drawn) for start in range(0, len(left), many))
+    for number, row in enumerate(chain.from_iterable(pools), len(names) - len(left) + 1):
         known[row.name] = row = replace(row, seed=drawn.seed, depth=drawn.depth)
         if state:
             with state.open("a") as file:
                 file.write(json.dumps(asdict(row)) + "\n")
         say(f"{number}/{len(names)} {row.name}: {shortly(row)}")
-    from leansurgeon.report.tables.families import document, markdown
-
     rows = [known[name] for name in names]
-    return Answer(document(rows), markdown(rows))
-
-
-def check_families(names: Sequence[str], jobs: int, drawn: RandomModel) -> Iterator[FamilyCheck]:
-    """Yield rows as they complete. Each process does one type at a time, and some dozens in all, since what the
-    libraries import stays in memory (`max_tasks_per_child` of Python 3.11 hangs after the first).
-    """
-    for start in range(0, len(names), AT_ONCE * jobs):
-        yield from of_one_pool(names[start : start + AT_ONCE * jobs], jobs, drawn)
+    shown = [{key: value for key, value in asdict(row).items() if key != "defect"} for row in rows]
+    return Answer({"versions": versions(), "counts": counts(rows), "rows": shown}, markdown(rows))
 
 
 def of_one_pool(names: Sequence[str], jobs: int, drawn: RandomModel) -> Iterator[FamilyCheck]:
@@ -97,8 +90,6 @@ def of_one_pool(names: Sequence[str], jobs: int, drawn: RandomModel) -> Iterator
     from concurrent.futures import ProcessPoolExecutor, as_completed
     from concurrent.futures.process import BrokenProcessPool
     from multiprocessing import get_context
-
-    from leansurgeon.surgery.family_check import FamilyCheck
 
     lost = []
     with ProcessPoolExecutor(min(jobs, len(names)), mp_context=get_context("spawn")) as pool:
@@ -114,7 +105,6 @@ def of_one_pool(names: Sequence[str], jobs: int, drawn: RandomModel) -> Iterator
 
 def patiently(name: str, drawn: RandomModel) -> FamilyCheck:
     """Check one type with a time limit and its own cache, so that no earlier proof counts."""
-    from leansurgeon.surgery.family_check import PREFIX, FamilyCheck
 
     class TooLong(BaseException):
         """A BaseException, so that no `except Exception` on the way catches it."""
@@ -151,9 +141,87 @@ def shortly(row: FamilyCheck) -> str:
     """Describe the result of a type in a few words, for the progress line."""
     if not row.built:
         return f"not tried: {row.why[:90]}"
-    able = ", ".join(what for what in ("depth", "heads", "mlp_dim") if row.can(what))
+    able = ", ".join(what for what in NUMBERS if row.can(what))
     end = f" (equal to {row.difference:.0e})" if row.difference is not None else f": {row.why[:90]}"
     return (able or "nothing") + end
+
+
+# -- the page and the document --------------------------------------------------------------------
+
+NUMBERS = ("depth", "heads", "mlp_dim")
+
+
+def counts(rows: Sequence[FamilyCheck]) -> Mapping[str, int]:
+    """Return how many types can be tried, and how many allow each change."""
+    built = [row for row in rows if row.built]
+    return {
+        "types": len(rows),
+        "tried": len(built),
+        **{number: sum(row.can(number) for row in built) for number in NUMBERS},
+        "all three": sum(all(row.can(number) for number in NUMBERS) for row in built),
+        "heads by our modelling file": sum(row.can("heads") and row.decoupled for row in built),
+        "wrong": sum(row.difference is not None and not row.right for row in built),
+        "defects": sum(row.defect for row in built),
+    }
+
+
+def versions() -> Mapping[str, str]:
+    """Return the versions of leansurgeon and of the libraries that the families come from."""
+    return {name: version(name) for name in ("leansurgeon", "transformers", "timm", "torch")}
+
+
+def markdown(rows: Sequence[FamilyCheck]) -> str:
+    """Return the whole page, with a table row for every type, and one for every timm model."""
+    said = ", ".join(f"{name} {number}" for name, number in versions().items())
+    of_timm = [row for row in rows if row.name.startswith("timm/")]
+    types = [row for row in rows if row not in of_timm]
+    lines = ["# Families", "", f"`leansurgeon families`, {said}."]
+    lines += part(types, TYPES) if types else []
+    lines += ["", "## timm", *part(of_timm, OF_TIMM)] if of_timm else []
+    return "\n".join(lines) + "\n"
+
+
+TYPES = (
+    "A small random model of every type, with the flags of its default config (or those after `?`), was saved,",
+    "cut by `shrink` (two layers fewer a stage, twice the heads of the same size, a wider MLP: whatever is not",
+    "refused), loaded by its plain library or the modelling file that travels, and compared with the same cut by",
+    "hooks in memory.",
+)
+OF_TIMM = (
+    "A small random model of every name (fewer layers, narrower, smaller images where its constructor takes them) was",
+    "saved by timm's `save_for_hf`, cut by `shrink` in the same way, loaded by `timm.create_model` (heads beyond the",
+    "width: behind our entry point), and compared with the same cut by hooks in memory.",
+)
+
+
+def part(rows: Sequence[FamilyCheck], said: Sequence[str]) -> list[str]:
+    """Return counts, method, the table, and what was not tried."""
+    count = counts(rows)
+    told = (
+        f"{count['tried']} of {plural(count['types'], 'type')} could be tried. Layers can be dropped in "
+        f"{count['depth']}; heads can change in {count['heads']}, in {count['heads by our modelling file']} of them by "
+        f"the modelling file that travels; the MLP can change in {count['mlp_dim']}, all three in "
+        f"{count['all three']}. Results that differ from a cut by hand: {count['wrong']}; defects: {count['defects']}."
+    )
+    lines = ["", told, "", *said, ""]
+    lines.append("| name | class | layers | heads | MLP | difference | what stands in the way |")
+    lines.append("|---|---|---|---|---|---|---|")
+    for row in (row for row in rows if row.built):
+        can = {number: "yes" if row.can(number) else "no" for number in NUMBERS}
+        heads = "by modelling file" if row.can("heads") and row.decoupled else can["heads"]
+        difference = f"{row.difference:.0e}" if row.difference is not None else "–"
+        reasons = "; ".join(dict.fromkeys(plain(r)[:140] for r in row.refused.values() if r))
+        why = "; ".join(text for text in (plain(row.why)[:160], reasons) if text)
+        name = row.name + (" (declared)" if row.declared else "")
+        cells = (name, row.cls, can["depth"], heads, can["mlp_dim"], difference, why)
+        lines.append(f"| {' | '.join(cells)} |")
+    left = [f"- {row.name}: {plain(row.why)[:160]}" for row in rows if not row.built]
+    return [*lines, *(("", "No small model of these runs on text, images or sound alone:", "", *left) if left else ())]
+
+
+def plain(text: str) -> str:
+    """Return text on one line, safe in a Markdown cell."""
+    return " ".join(text.split()).replace("|", "/")
 
 
 EXAMPLES = ("leansurgeon families granite gptj", "leansurgeon families --timm --state rows.jsonl")

@@ -89,10 +89,9 @@ class Heads(Answer):
     def charts(self) -> list[Chart]:
         """Return the importance map and the pruning curve, as a notebook shows them."""
         from leansurgeon.report.charts.sections import head_charts
-        from leansurgeon.report.runs import heads_of
+        from leansurgeon.report.runs import HeadStudy
 
-        study = heads_of(self.document)
-        return head_charts(study) if study else []
+        return head_charts(HeadStudy.from_dict(self.document))
 
 
 def heads(request: HeadsRequest, say: Say) -> Heads:

@@ -11,7 +11,7 @@ import random
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, ParamSpec, TypeVar
 
@@ -42,66 +42,47 @@ def leave_process_alone(say: Say) -> Iterator[None]:
         one.acquire()
     try:
         with ExitStack() as stack:
-            for keep in (environment, generators, precision, accelerate):
-                stack.callback(keep())
+            stack.callback(restore_environment, dict(os.environ))
+            stack.callback(random.setstate, random.getstate())
+            numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+            if numpy is not None:
+                stack.callback(numpy.random.set_state, numpy.random.get_state())
+            if torch is not None:
+                from leansurgeon.measure.costs.precision import allow, forbid_tf32
+
+                stack.callback(torch.set_rng_state, torch.get_rng_state())
+                if torch.cuda.is_initialized():
+                    stack.callback(torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all())
+                else:  # a GPU may be first used meanwhile
+                    stack.callback(torch.cuda.manual_seed_all, torch.initial_seed())
+                before = forbid_tf32()
+                allow(*before)
+                stack.callback(allow, *before)
+            stack.callback(restore_accelerate, [dict(state) for state in accelerate_states()])
             yield
     finally:
         one.release()
 
 
-def environment() -> Callable[[], None]:
-    """Return a function that restores the environment variables."""
-    before = dict(os.environ)
-
-    def restore() -> None:
-        for key in [key for key in os.environ if key not in before]:
-            del os.environ[key]
-        os.environ.update({key: value for key, value in before.items() if os.environ.get(key) != value})
-
-    return restore
+def restore_environment(before: Mapping[str, str]) -> None:
+    """Make the environment variables what they were."""
+    for key in [key for key in os.environ if key not in before]:
+        del os.environ[key]
+    os.environ.update({key: value for key, value in before.items() if os.environ.get(key) != value})
 
 
-def generators() -> Callable[[], None]:
-    """Return a function that restores the generators of Python, numpy and torch, also of GPUs first used meanwhile."""
-    stack, numpy, torch = ExitStack(), sys.modules.get("numpy"), sys.modules.get("torch")
-    stack.callback(random.setstate, random.getstate())
-    if numpy is not None:
-        stack.callback(numpy.random.set_state, numpy.random.get_state())
-    if torch is not None:
-        seed, gpus = torch.initial_seed(), torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
-        stack.callback(torch.set_rng_state, torch.get_rng_state())
-        stack.callback(lambda: torch.cuda.set_rng_state_all(gpus) if gpus else torch.cuda.manual_seed_all(seed))
-    return stack.close
+def accelerate_states() -> list[dict[str, Any]]:
+    """Return the shared state of Accelerate's classes; empty if it is not loaded."""
+    there = sys.modules.get("accelerate.state")
+    kinds = ("AcceleratorState", "PartialState", "GradientState")
+    return [getattr(there, kind)._shared_state for kind in kinds] if there else []
 
 
-def precision() -> Callable[[], None]:
-    """Return a function that restores whether products may be rounded to TF32."""
-    if "torch" not in sys.modules:
-        return lambda: None
-    from leansurgeon.measure.costs.precision import allow, forbid_tf32
-
-    before = forbid_tf32()
-    allow(*before)
-    return lambda: allow(*before)
-
-
-def accelerate() -> Callable[[], None]:
-    """Return a function that restores Accelerate's shared state, empty if it was not loaded."""
-
-    def shared() -> list[dict[str, Any]]:
-        """Return the state dictionaries."""
-        there = sys.modules.get("accelerate.state")
-        kinds = ("AcceleratorState", "PartialState", "GradientState")
-        return [getattr(there, kind)._shared_state for kind in kinds] if there else []
-
-    before = list(map(dict, shared()))
-
-    def restore() -> None:
-        for i, state in enumerate(shared()):
-            state.clear()
-            state.update(before[i] if before else {})
-
-    return restore
+def restore_accelerate(before: Sequence[Mapping[str, Any]]) -> None:
+    """Make Accelerate's shared state what it was, empty if it was not loaded."""
+    for i, state in enumerate(accelerate_states()):
+        state.clear()
+        state.update(before[i] if before else {})
 
 
 P = ParamSpec("P")

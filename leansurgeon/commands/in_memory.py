@@ -214,16 +214,27 @@ def write_copy(model: torch.nn.Module, tokenizer: object | None = None) -> Copy:
     from leansurgeon.checkpoints.publish.card import adopt
 
     kept, made = Copy(), getattr(model, RESULT, None)
-    folder = kept.folder / name_of(model)
+    said = str(getattr(getattr(model, "config", None), "name_or_path", "") or "")
+    last = said.rstrip("/").split("/")[-1] or getattr(model, "default_cfg", {}).get("architecture")
+    cleaned = "".join(c if c.isalnum() or c in "_.-" else "-" for c in last or type(model).__name__).strip("-.")
+    folder = kept.folder / (cleaned[:100] or "model")
     folder.mkdir()
     kept.folder = folder
-    home, name = (made.folder, None) if made is not None else home_of(model)
+    home, name = (made.folder, None) if made is not None else home_of(said)
     if home is not None:  # first, so that what is in memory replaces it
         companions.copy(home, folder)
         adopt(home, folder, name)
     adapters = hasattr(model, "merge_and_unload")
     if hasattr(getattr(model, "config", None), "model_type") and hasattr(model, "save_pretrained") and not adapters:
-        save_transformers(model, folder)
+        if type(model).__module__.startswith("leansurgeon."):  # it comes with its modelling file, as all results do
+            from leansurgeon import architectures
+            from leansurgeon.checkpoints.model import save_model
+
+            config = model.config.to_dict() | {"architectures": [type(model).__name__]}
+            save_model(model, architectures.of(config), config, folder)
+        else:
+            with quiet_transformers():
+                model.save_pretrained(folder)
     elif isinstance(getattr(model, "pretrained_cfg", None), Mapping):
         from timm.models import save_for_hf
 
@@ -257,32 +268,10 @@ def was_trained(model: torch.nn.Module, folder: Path) -> bool:
     return any(not now[key].cpu().equal(value) for key, value in before.items() if key in now)
 
 
-def save_transformers(model: torch.nn.Module, folder: Path) -> None:
-    """Save as `save_pretrained` does; classes of our own come with their modelling file, as all results do."""
-    if type(model).__module__.startswith("leansurgeon."):
-        from leansurgeon import architectures
-        from leansurgeon.checkpoints.model import save_model
-
-        config = model.config.to_dict() | {"architectures": [type(model).__name__]}
-        save_model(model, architectures.of(config), config, folder)
-        return
-    with quiet_transformers():
-        model.save_pretrained(folder)
-
-
-def name_of(model: torch.nn.Module) -> str:
-    """Return a name for the folder: that of the place it was loaded from, else of its class."""
-    said = str(getattr(getattr(model, "config", None), "name_or_path", "") or "").rstrip("/")
-    last = said.split("/")[-1] or getattr(model, "default_cfg", {}).get("architecture") or type(model).__name__
-    cleaned = "".join(c if c.isalnum() or c in "_.-" else "-" for c in last).strip("-.")
-    return cleaned[:100] or "model"
-
-
-def home_of(model: torch.nn.Module) -> tuple[Path | None, str | None]:
-    """Return the folder that a model was loaded from, or that of the hub's cache and its name there: it holds tokenizer
-    and card. (None, None) if there is none.
+def home_of(said: str) -> tuple[Path | None, str | None]:
+    """Return the folder that a model says it was loaded from, or that of the hub's cache and its name there: it holds
+    tokenizer and card. (None, None) if there is none.
     """
-    said = str(getattr(getattr(model, "config", None), "name_or_path", "") or "")
     if said and os.path.isdir(said):
         return Path(said), modelcard.hub_name_of_cache(Path(said))
     if not re.fullmatch(modelcard.NAME, said):
@@ -318,28 +307,21 @@ def data(value: Data | None, name: str = "data") -> str | None:
         return os.fspath(value)
     if hasattr(value, "to_dict") and hasattr(value, "columns"):  # iterating over a frame gives its column names
         value = value.to_dict("records")
-    if isinstance(value, Mapping | bytes) or not isinstance(value, Iterable):
-        raise wrong(value, name)
-    items = list(value)
-    if not items:
-        raise UsageError(f"{name} is empty.", "Give a path, or some texts.")
-    words = [item for item in items if isinstance(item, str)]
-    if len(words) == len(items) and all(len(word) < 1_000 and os.path.isfile(word) for word in words):
-        return ",".join(words)
-    if all(isinstance(item, Mapping) for item in items):
-        return store_rows([dict(item) for item in items])
-    if all(isinstance(item, os.PathLike) for item in items):
-        return ",".join(os.fspath(item) for item in items)
-    if all(isinstance(item, str) for item in items):
-        return store_rows([{"text": item} for item in items])
-    if all(isinstance(item, tuple | list) and len(item) == 2 and isinstance(item[0], str) for item in items):
-        return store_rows([{"text": item[0], "label": item[1]} for item in items])
-    raise wrong(value, name)
-
-
-def wrong(value: Data, name: str) -> UsageError:
-    """Return the error for data of another kind."""
-    return UsageError(
+    if isinstance(value, Iterable) and not isinstance(value, Mapping | bytes):
+        items = list(value)
+        if not items:
+            raise UsageError(f"{name} is empty.", "Give a path, or some texts.")
+        if all(isinstance(item, Mapping) for item in items):
+            return store_rows([dict(item) for item in items])
+        if all(isinstance(item, os.PathLike) for item in items):
+            return ",".join(os.fspath(item) for item in items)
+        if all(isinstance(item, str) for item in items):
+            if all(len(item) < 1_000 and os.path.isfile(item) for item in items):
+                return ",".join(items)
+            return store_rows([{"text": item} for item in items])
+        if all(isinstance(item, tuple | list) and len(item) == 2 and isinstance(item[0], str) for item in items):
+            return store_rows([{"text": item[0], "label": item[1]} for item in items])
+    raise UsageError(
         f"{name}={type(value).__name__}: give a path, or a list of paths, of texts, of (text, label), or of rows.",
         "Images lie in a folder, with a folder for every class.",
     )

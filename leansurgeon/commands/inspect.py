@@ -113,27 +113,19 @@ def describe(inspection: Inspection) -> list[str]:
     ]
     lines += [*tabulate(parts, headers=["parameters", "", ""], colalign=("left", "right", "right")).splitlines(), ""]
     lines += wrap(f"Heads: {inspection.heads}", "  ")
-    lines += wrap(f"Origin: {origin(inspection)}", "  ")
+    record, origin = inspection.record, "no surgery.json, so not made by leansurgeon, or copied without it."
+    if record is not None:
+        steps = ", ".join(f"{text(step.name)} ({text(step.exactness)})" for step in record.plan.operators)
+        by = f"leansurgeon {record.versions.get('leansurgeon', '?')} on {(record.created or '?')[:10]}"
+        origin = f"{record.source.name}, by {by}: {steps or 'no change'}."
+    elif source.preset:
+        origin = f"the preset {source.preset.name}."
+    lines += wrap(f"Origin: {origin}", "  ")
     for finding in inspection.findings:
         lines += wrap(f"{finding.level.capitalize()}: {finding.says}", "  ")
     if not inspection.findings:
         lines += ["Traps: none known."]
     return lines
-
-
-def origin(inspection: Inspection) -> str:
-    """Describe where the model comes from, by its surgery.json."""
-    record = inspection.record
-    if record is None:
-        preset = inspection.source.preset
-        return (
-            f"the preset {preset.name}."
-            if preset
-            else "no surgery.json, so not made by leansurgeon, or copied without it."
-        )
-    steps = ", ".join(f"{text(step.name)} ({text(step.exactness)})" for step in record.plan.operators) or "no change"
-    by = record.versions.get("leansurgeon", "?")
-    return f"{record.source.name}, by leansurgeon {by} on {(record.created or '?')[:10]}: {steps}."
 
 
 COMMAND = Command(

@@ -8,7 +8,6 @@ from typing import Annotated
 from pydantic import Field
 
 from leansurgeon.checkpoints.foreign import companions
-from leansurgeon.checkpoints.record import Comparison
 from leansurgeon.checkpoints.source import Source, open_source
 from leansurgeon.commands.command import Answer, Command
 from leansurgeon.commands.options import DataRequest, Seed
@@ -57,13 +56,12 @@ def judge(request: JudgeRequest, say: Say) -> Answer:
         if opened.folder is None:
             raise UsageError(f"'{model}' is a preset and has no weights to judge.", "Give the folder of a model.")
         origin = source_of(opened, against, keep, allow_pickle=request.allow_pickle)
-        comparisons: dict[str, Comparison] = {}
+        comparisons = {}
         if tasks:  # a missing task fails at once
             harness.split_task_names(tasks)
             harness.harness()
         if data:
-            refuse_other_tokens(opened, origin)
-            refuse_other_classes(opened, origin)
+            refuse_unlike(opened, origin)
             # The source reads the data, unless it was found as a copy of the weights without the tokenizer or processor
             # that the result took from it.
             lacks = set(companions.find_companions(opened.folder)) - set(companions.find_companions(origin.folder))
@@ -105,29 +103,22 @@ def source_of(opened: Source, against: str | None, keep: ExitStack, *, allow_pic
     return other
 
 
-def refuse_other_tokens(opened: Source, origin: Source) -> None:
+def refuse_unlike(opened: Source, origin: Source) -> None:
     """Raise `UsageError` if two models have different tokenizers, of whatever size: the same ids are other words to
-    each, and losses per token do not compare.
+    each, and losses per token do not compare; or if two classifiers differ in the number or the order of their classes.
     """
-    from leansurgeon.measure.data.choose_task import brings_tokenizer
+    from leansurgeon.measure.data.choose_task import brings_tokenizer, class_names
+    from leansurgeon.tasks.classes import match
     from leansurgeon.tasks.text import vocab
 
-    if not (brings_tokenizer(opened.folder) and brings_tokenizer(origin.folder)):
-        return
-    both = [vocab.load(one.folder) for one in (opened, origin)]
-    if not vocab.same_tokens(*both):
-        raise UsageError(
-            f"{opened.name} and {origin.name} have different tokenizers ({len(both[0]):,} and {len(both[1]):,} "
-            "tokens): the same ids mean other words, so their losses cannot be compared.",
-            "Compare with a model of the same tokenizer, or by tasks: --lm-eval TASKS.",
-        )
-
-
-def refuse_other_classes(opened: Source, origin: Source) -> None:
-    """Raise `UsageError` if two classifiers differ in the number or the order of their classes."""
-    from leansurgeon.measure.data.choose_task import class_names
-    from leansurgeon.tasks.classes import match
-
+    if brings_tokenizer(opened.folder) and brings_tokenizer(origin.folder):
+        both = [vocab.load(one.folder) for one in (opened, origin)]
+        if not vocab.same_tokens(*both):
+            raise UsageError(
+                f"{opened.name} and {origin.name} have different tokenizers ({len(both[0]):,} and {len(both[1]):,} "
+                "tokens): the same ids mean other words, so their losses cannot be compared.",
+                "Compare with a model of the same tokenizer, or by tasks: --lm-eval TASKS.",
+            )
     ours, theirs = class_names(opened.config), class_names(origin.config)
     places = list(match(ours, theirs).values())
     other = opened.outputs != origin.outputs or (len(places) == len(ours) and places != sorted(places))

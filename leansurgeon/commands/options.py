@@ -13,11 +13,7 @@ from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 from leansurgeon.commands import in_memory
 from leansurgeon.errors import UsageError
 from leansurgeon.request import Opt, Request, Trust
-
-
-def name_data(value: in_memory.Data | None, field: ValidationInfo) -> str | None:
-    """Return data as a name for commands; texts, rows and paths in memory become a name."""
-    return in_memory.data(value, field.field_name or "data")
+from leansurgeon.training.recipe.durations import clock_seconds
 
 
 def join_words(value: str | Sequence[str] | None) -> str | None:
@@ -38,8 +34,6 @@ def spell_share(params: float | str | None) -> str | None:
 
 def parse_seconds(value: float | str | None, field: ValidationInfo) -> float | None:
     """Return `90s`, `5m`, `1.5h` or a number as seconds. Raises `UsageError`."""
-    from leansurgeon.training.recipe.durations import clock_seconds
-
     if value is None or isinstance(value, int | float):
         return value
     seconds = clock_seconds(value)
@@ -51,8 +45,6 @@ def parse_seconds(value: float | str | None, field: ValidationInfo) -> float | N
 
 def spell_time(value: float | str | None) -> str | None:
     """Return a time as recipes write it: 90 becomes "90s". Raises `UsageError` if it is not a time."""
-    from leansurgeon.training.recipe.durations import clock_seconds
-
     value = f"{value:g}s" if isinstance(value, int | float) else value
     if value is not None and clock_seconds(value) is None:
         raise UsageError(f"--time {value}: a time is needed, such as 90s, 20m or 1.5h.")
@@ -101,7 +93,8 @@ Workspace = Annotated[Path, Opt("Where models and runs live.", "Output")]
 Seed = Annotated[int, Field(ge=0), Opt("Random seed.")]
 Force = Annotated[bool, Opt("Replace an existing output folder.", "Output")]
 DryRun = Annotated[bool, Opt("Print the plan and write nothing.", "Output")]
-Data = Annotated[str, BeforeValidator(name_data)]
+# Texts, rows and paths in memory become a name.
+Data = Annotated[str, BeforeValidator(lambda value, field: in_memory.data(value, field.field_name or "data"))]
 Seconds = Annotated[float, BeforeValidator(parse_seconds)]
 Seeds = Annotated[tuple[int, ...], BeforeValidator(list_seeds)]
 

@@ -79,7 +79,7 @@ def plan(request: PlanRequest, say: Say) -> Plan:
     from leansurgeon.checkpoints.source import ask_tower, open_source
     from leansurgeon.measure.costs import gpus
     from leansurgeon.measure.costs.memory import Setting
-    from leansurgeon.report.tables.costs import costs_table
+    from leansurgeon.report.tables.cut import costs_table
     from leansurgeon.surgery.costs import costs
     from leansurgeon.surgery.requested_shape import RequestedShape
 

@@ -34,20 +34,9 @@ READ = (ADAPTER, *names.TOKENIZER, *names.TEMPLATES, *names.PROCESSOR, names.GEN
 FOREIGN = "Push to another repository; or --force puts the result in their place."
 
 
-@dataclass(frozen=True)
-class Target:
-    """A repository `org/name` on the hub; `private` applies if it is new, `force` replaces files of another model
-    there.
-    """
-
-    repo: str
-    private: bool = True
-    force: bool = False
-
-
-def check(where: Target, say: Say, token: str | None = None) -> None:
-    """Check before the work what would stop the push after it. If the hub cannot be reached, its part of the check is
-    left for then.
+def check(repo: str, say: Say, *, private: bool = True, force: bool = False, token: str | None = None) -> None:
+    """Check before the work what would stop the push to `org/name` after it. If the hub cannot be reached, its part of
+    the check is left for then. `private` applies if the repository is new, `force` replaces files of another model.
 
     Raises `UsageError` for an invalid name, without network or token, for a read-only token, and for a repository that
     is public where a private one is expected, or holds another model.
@@ -57,13 +46,11 @@ def check(where: Target, say: Say, token: str | None = None) -> None:
     from huggingface_hub.utils import validate_repo_id
 
     try:
-        validate_repo_id(where.repo)
+        validate_repo_id(repo)
     except HFValidationError:
-        raise UsageError(f"--push {where.repo}: this is not a valid name on the hub.", "Give ORG/NAME.") from None
-    if where.repo.count("/") != 1:
-        raise UsageError(
-            f"--push {where.repo}: the name has no owner.", "Give ORG/NAME, or your own name before the slash."
-        )
+        raise UsageError(f"--push {repo}: this is not a valid name on the hub.", "Give ORG/NAME.") from None
+    if repo.count("/") != 1:
+        raise UsageError(f"--push {repo}: the name has no owner.", "Give ORG/NAME, or your own name before the slash.")
     if constants.HF_HUB_OFFLINE:
         raise UsageError("--push needs the hub, and HF_HUB_OFFLINE is set.", "Unset it, or push later.")
     if not (token or get_token()):
@@ -76,8 +63,9 @@ def check(where: Target, say: Say, token: str | None = None) -> None:
         rights = who.get("auth", {}).get("accessToken", {})
         if isinstance(rights, dict) and rights.get("role") == "read":
             raise UsageError("--push: the token may only read.", "Make one that may write, and `hf auth login` again.")
-        refuse_public(api, where)
-        refuse_foreign(where, Content.of(api, where.repo))
+        if private:
+            refuse_public(api, repo)
+        refuse_foreign(repo, force, Content.of(api, repo))
     except RepositoryNotFoundError:
         return  # it will be created
     except LeanSurgeonError:
@@ -88,9 +76,9 @@ def check(where: Target, say: Say, token: str | None = None) -> None:
             raise UsageError(
                 "--push: the hub does not accept this token.", "`hf auth login`, or set HF_TOKEN."
             ) from None
-        say(f"The hub cannot be asked about {where.repo} now ({status}); it is tried when the work is done.")
+        say(f"The hub cannot be asked about {repo} now ({status}); it is tried when the work is done.")
     except Exception as error:  # there is an exception class for each kind of network failure
-        say(f"The hub cannot be asked about {where.repo} now ({type(error).__name__}); it is tried after the work.")
+        say(f"The hub cannot be asked about {repo} now ({type(error).__name__}); it is tried after the work.")
 
 
 def push(
@@ -108,20 +96,32 @@ def push(
     that the new ones replace are deleted; with `force`, also files that would be read beside them. Raises `UsageError`
     as `check` does, and `NotPushed` with the command to retry: the folder stays as it is.
     """
-    where = Target(repo, private, force)
-    check(where, say, token)
-    refuse_random_head(folder)
+    check(repo, say, private=private, force=force, token=token)
+    # Loading by a class whose head is not in the files would give a random one. An embedder is loaded by its
+    # modules.json instead.
+    if (folder / "config.json").is_file() and not companions.is_embedder(folder):
+        name, used = class_name(read_config(folder)), find_used_class_in(folder)
+        if note := head_note(name, used, folder):
+            raise NotPushed(
+                f"{folder} is complete, but was not pushed: {note}. Whoever loads {name} would get a random head.",
+                f'Name what it is, "architectures": ["{used}"] in its config.json, or train the head: leansurgeon '
+                "retrain FOLDER --data DATA. Then push.",
+            )
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
     api = client(token)
     say(f"Pushing {folder} to {repo} ...")
     try:
         api.create_repo(repo, private=private, exist_ok=True)
-        refuse_public(api, where)
+        if private:
+            refuse_public(api, repo)
         card.rename(folder, repo.split("/")[-1])
-        theirs, ours = Content.of(api, repo), files_of(folder)
-        others = refuse_foreign(where, theirs, ours)
-        given: dict[str, Path | bytes] = dict(ours)
+        theirs = Content.of(api, repo)
+        files = {file.relative_to(folder): file for file in sorted(folder.rglob("*")) if file.is_file()}
+        hidden = {name for name in files if any(part.startswith(".") for part in name.parts)}
+        ours = {name.as_posix(): file for name, file in files.items() if name not in hidden}
+        others = refuse_foreign(repo, force, theirs, ours)
+        given = dict(ours)
         if theirs.card and modelcard.CARD in ours:
             given[modelcard.CARD] = card.merge_cards(
                 theirs.card, ours[modelcard.CARD].read_text(encoding="utf-8")
@@ -179,13 +179,7 @@ def is_of_a_model(name: str) -> bool:
     return bool(WEIGHTS.fullmatch(name)) or name == "config.json" or any(fnmatch(name, one) for one in READ)
 
 
-def files_of(folder: Path) -> dict[str, Path]:
-    """Return the files of a folder by name, without hidden ones."""
-    found = {file.relative_to(folder): file for file in sorted(folder.rglob("*")) if file.is_file()}
-    return {name.as_posix(): file for name, file in found.items() if not any(p.startswith(".") for p in name.parts)}
-
-
-def refuse_foreign(where: Target, theirs: Content, ours: Mapping[str, Path] | None = None) -> list[str]:
+def refuse_foreign(repo: str, force: bool, theirs: Content, ours: Mapping[str, Path] | None = None) -> list[str]:
     """Return the files of a repository that would be read beside the pushed ones, which `force` deletes. `ours` are
     known once the work is done.
 
@@ -195,14 +189,14 @@ def refuse_foreign(where: Target, theirs: Content, ours: Mapping[str, Path] | No
     beside = [name for name in read if name not in ours] if ours is not None else [n for n in read if n == ADAPTER]
     others = list(beside)
     if ours is not None:
-        own = (*names.TOKENIZER, *names.PROCESSOR)
-        others += [n for n in read if n in ours and n in own and not same(ours[n], *theirs.files[n])]
+        own = [n for n in read if n in ours and n in companions.READING]
+        others += [n for n in own if not same(ours[n], *theirs.files[n])]
     if not theirs.is_ours:
         others += [name for name in theirs.files if is_of_a_model(name)]
-    if others and not where.force:
+    if others and not force:
         first = list(dict.fromkeys(others))
         more = f" and {len(first) - 4} more" if len(first) > 4 else ""
-        raise UsageError(f"{where.repo} holds files of another model: {', '.join(first[:4])}{more}.", FOREIGN)
+        raise UsageError(f"{repo} holds files of another model: {', '.join(first[:4])}{more}.", FOREIGN)
     return beside
 
 
@@ -214,21 +208,6 @@ def same(file: Path, size: int, digest: str) -> bool:
     return digest in (hashlib.sha256(content).hexdigest(), hashlib.sha1(b"blob %d\0" % size + content).hexdigest())
 
 
-def refuse_random_head(folder: Path) -> None:
-    """Raise `NotPushed` if config.json names a class whose head is not in the files: loading by it would give a random
-    head. An embedder is loaded by its modules.json instead.
-    """
-    if not (folder / "config.json").is_file() or companions.is_embedder(folder):
-        return
-    name, used = class_name(read_config(folder)), find_used_class_in(folder)
-    if note := head_note(name, used, folder):
-        raise NotPushed(
-            f"{folder} is complete, but was not pushed: {note}. Whoever loads {name} would get a random head.",
-            f'Name what it is, "architectures": ["{used}"] in its config.json, or train the head: leansurgeon retrain '
-            "FOLDER --data DATA. Then push.",
-        )
-
-
 def client(token: str | None) -> HfApi:
     """Return the hub's client, for the endpoint in the environment."""
     from huggingface_hub import HfApi
@@ -236,9 +215,9 @@ def client(token: str | None) -> HfApi:
     return HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None, token=token, library_name="leansurgeon")
 
 
-def refuse_public(api: HfApi, where: Target) -> None:
+def refuse_public(api: HfApi, repo: str) -> None:
     """Raise `UsageError` if a private push would be publicly visible."""
-    if where.private and api.repo_info(where.repo).private is False:
+    if api.repo_info(repo).private is False:
         raise UsageError(
-            f"{where.repo} is there already and is public.", "Add --public if it may be, or name another repository."
+            f"{repo} is there already and is public.", "Add --public if it may be, or name another repository."
         )

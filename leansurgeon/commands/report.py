@@ -15,8 +15,7 @@ from leansurgeon.commands.command import Command
 from leansurgeon.commands.options import Data, Seconds, Workspace
 from leansurgeon.errors import UsageError
 from leansurgeon.progress import Say
-from leansurgeon.reading import jsonfile
-from leansurgeon.reading.jsonfile import JsonObject
+from leansurgeon.reading.jsonfile import JsonObject, parse
 from leansurgeon.request import Opt, Request
 
 if TYPE_CHECKING:
@@ -90,7 +89,7 @@ class Report:
 
     def as_dict(self) -> JsonObject:
         """Return what --json prints."""
-        return jsonfile.parse(self.text("json", wide=self.request.wide, kappa=self.request.kappa), "the report")
+        return parse(self.text("json", wide=self.request.wide, kappa=self.request.kappa), "the report")
 
     def _repr_markdown_(self) -> str:
         """Return what a notebook shows."""
@@ -105,7 +104,14 @@ class Report:
     def html(self, file: str | Path) -> Path:
         """Write everything to one HTML page."""
         path = Path(file)
-        check_file(path)
+        if path.is_dir():
+            raise UsageError(f"--html {path}: that is a folder.", f"Name a file, such as {path / 'report.html'}.")
+        if path.exists() and not path.is_file():  # the finished page would replace /dev/null itself
+            raise UsageError(f"--html {path}: that is no ordinary file.", "Name a file, such as report.html.")
+        if not path.parent.is_dir():
+            raise UsageError(
+                f"--html {path}: there is no folder {path.parent}.", "Make it first, or choose another file."
+            )
         from leansurgeon.report.page.page import write
 
         write(path, self.sections, self.collection)
@@ -133,16 +139,6 @@ def check_folder(directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"--plots {directory} cannot be made: {error.strerror}.", "Choose another folder.") from None
-
-
-def check_file(path: Path) -> None:
-    """Raise `UsageError` if `path` cannot be the file of a page."""
-    if path.is_dir():
-        raise UsageError(f"--html {path}: that is a folder.", f"Name a file, such as {path / 'report.html'}.")
-    if path.exists() and not path.is_file():  # the finished page would replace /dev/null itself
-        raise UsageError(f"--html {path}: that is no ordinary file.", "Name a file, such as report.html.")
-    if not path.parent.is_dir():
-        raise UsageError(f"--html {path}: there is no folder {path.parent}.", "Make it first, or choose another file.")
 
 
 def report(request: ReportRequest, say: Say) -> Report:
@@ -174,7 +170,7 @@ def report(request: ReportRequest, say: Say) -> Report:
 
         place = {path.resolve(): number for number, path in enumerate(request.paths)}
         runs = sorted(collection.runs, key=lambda run: place.get(run.path.resolve(), len(place)))
-        shown = (measure_models(runs, request.data, request.columns, request.time, 0, say), *shown)
+        shown = (measure_models(runs, request.data, request.columns, request.time, say), *shown)
     elif request.data or request.time:
         raise UsageError("--data and --time say how to measure.", "Add --measure.")
     found = Report(collection, shown, request)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
@@ -16,9 +16,8 @@ from leansurgeon.commands.report import Report, ReportRequest
 from leansurgeon.errors import UsageError
 from leansurgeon.progress import Say
 from leansurgeon.request import Opt, ShapeRequest, command_line
-
-if TYPE_CHECKING:
-    from leansurgeon.training.recipe.schema import ExperimentRecipe
+from leansurgeon.training.recipe.schema import ExperimentRecipe
+from leansurgeon.training.runs import folder as runfolder
 
 SHAPE = ("heads", "layers", "head_dim", "mlp_dim")
 
@@ -81,14 +80,13 @@ def run(request: RunRequest, say: Say) -> Report:
     Raises `UsageError` for a recipe of one training or a time that is too short, and what cutting and training raise.
     """
     from leansurgeon import experiment
-    from leansurgeon.commands.healing import for_device
+    from leansurgeon.commands.retrain import for_device
     from leansurgeon.commands.samples import try_work
     from leansurgeon.experiment.side_by_side import default_parallel
     from leansurgeon.report.collect import Collection
     from leansurgeon.report.runs import read_run
     from leansurgeon.report.sections import sections
     from leansurgeon.training.recipe.reading import dump
-    from leansurgeon.training.runs import folder as runfolder
 
     if request.gpus is not None:
         from leansurgeon.training.processes.launch import check_gpus
@@ -99,6 +97,14 @@ def run(request: RunRequest, say: Say) -> Report:
     recipe = make_recipe(request, parallel, how, say) if request.data else load_recipe(request, say)
     recipe = for_device(recipe, cpu=request.cpu, say=say)
     folder = request.workspace / recipe.name
+
+    def keep_recipe(made: ExperimentRecipe) -> None:
+        """Save the resolved recipe beside the runs of its arms, with its command: the report names both."""
+        with runfolder.explain_errors(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        text = runfolder.with_call(command_line("run", request), dump(made))
+        runfolder.write_text(folder / runfolder.EXPERIMENT, text)
+
     summaries = experiment.run(
         recipe,
         request.workspace,
@@ -106,7 +112,7 @@ def run(request: RunRequest, say: Say) -> Report:
         parallel=parallel,
         force=request.force,
         say=say,
-        begin=lambda made: note(folder, command_line("run", request), dump(made)),
+        begin=keep_recipe,
         **how,
     )
     runs = [
@@ -132,7 +138,6 @@ def load_recipe(request: RunRequest, say: Say) -> ExperimentRecipe:
     """Return the named experiment. Raises `UsageError` if it is not an experiment, or for options that need --data."""
     from leansurgeon.experiment.arms import explain_sets
     from leansurgeon.training.recipe.reading import load
-    from leansurgeon.training.recipe.schema import ExperimentRecipe
 
     own = ("time", "columns", "variant", *ShapeRequest.model_fields)
     for name in (name for name in own if getattr(request, name) != type(request).model_fields[name].default):
@@ -154,11 +159,8 @@ def load_recipe(request: RunRequest, say: Say) -> ExperimentRecipe:
 def make_recipe(request: RunRequest, parallel: int, how: Mapping[str, Any], say: Say) -> ExperimentRecipe:
     """Return the experiment for a model and data; if this same command was interrupted before, the one that it made."""
     from leansurgeon.checkpoints.source import open_source
-    from leansurgeon.experiment.from_model import make_experiment, name_experiment, parse_variants
-    from leansurgeon.experiment.trials import plan_steps
+    from leansurgeon.experiment.trials import make_experiment, name_experiment, parse_variants, plan_steps
     from leansurgeon.training.recipe.reading import brief, load
-    from leansurgeon.training.recipe.schema import ExperimentRecipe
-    from leansurgeon.training.runs import folder as runfolder
 
     began = clock.began()
     shape = {key: value for key in SHAPE if (value := getattr(request, key)) not in (None, "auto")}
@@ -192,15 +194,6 @@ def make_recipe(request: RunRequest, parallel: int, how: Mapping[str, Any], say:
     say(f"The recipe, made for {request.source} and {request.data}; {kept} keeps it, to be edited and run:")
     say("".join(f"    {line}\n" for line in brief(made).splitlines()).rstrip("\n"))
     return made
-
-
-def note(folder: Path, call: str, recipe: str) -> None:
-    """Save the resolved recipe beside the runs of its arms, with the command that made it: the report names both."""
-    from leansurgeon.training.runs import folder as runfolder
-
-    with runfolder.explain_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    runfolder.write_text(folder / runfolder.EXPERIMENT, runfolder.with_call(call, recipe))
 
 
 EXAMPLES = (

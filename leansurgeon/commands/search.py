@@ -149,7 +149,7 @@ def search(request: SearchRequest, say: Say) -> SearchResult | Answer:
             if evidence.says:
                 say(evidence.says)
             if training:
-                bench: Any = Trainings(opened, training, folder, request.seed, changes, say)
+                bench = Trainings(opened, training, folder, request.seed, changes, say)
             else:
                 from leansurgeon.search.heals import HealTrial
 
@@ -182,14 +182,18 @@ def search(request: SearchRequest, say: Say) -> SearchResult | Answer:
 
 def list_shapes(source: Source, shapes: Shapes, ranked: list[Candidate]) -> Answer:
     """Return the shapes that fit, for a dry run, in the order of their cheap scores."""
-    document: JsonObject = {"schema_version": 1, "dry_run": True, "source": source.name}
+    document = {"schema_version": 1, "dry_run": True, "source": source.name}
     document["space"] = {"shapes": shapes.looked_at, "too_large": shapes.too_large, "refused": shapes.refused}
     document["candidates"] = [{"name": c.name, "parameters": c.parameters, "shape": c.shape.as_dict()} for c in ranked]
     name, size = short(source.name, 60), source.parameters.total
     lines = [*wrap(f"{name}, {size:,} parameters. {findings.describe_space(shapes)}"), ""]
+    rows = [
+        findings.shape_cells(c, cheap.CheapScores(c.parameters)) | {"head_dim": c.shape.column("head_dim")}
+        for c in ranked[:20]
+    ]
     more = len(ranked) - 20
     end = f"\n{f'... and {more} more. ' if more > 0 else ''}Dry run: nothing was tried."
-    return Answer(document, "\n".join([*lines, findings.make_candidates_table(ranked[:20]), end]))
+    return Answer(document, "\n".join([*lines, findings.draw_cells(rows), end]))
 
 
 def recipe_of(opened: Source, name: str | None, sets: Sequence[str]) -> TrainingRecipe | None:

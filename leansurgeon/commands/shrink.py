@@ -150,10 +150,9 @@ def cut_model(request: ShrinkRequest, say: Say) -> tuple[DecidedCut, SurgeryReco
         from leansurgeon.search.choose import by_parameters
 
         data = samples() if used else None
-        chosen = by_parameters(opened, request.params, wanted, data, seed, say)
-        for sentence in chosen.says:
-            say(sentence)
-        wanted = chosen.wanted
+        wanted, reasons = by_parameters(opened, request.params, wanted, data, seed, say)
+        for reason in reasons:
+            say(reason)
     steps = plan(opened, wanted, seed, how, calibrated=used or own)
     if own and not steps.asks_data:
         steps, own = without_data(steps), False

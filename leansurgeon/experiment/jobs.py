@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 from leansurgeon import tasks
 from leansurgeon.errors import UsageError
 from leansurgeon.experiment.arms import method_of
+from leansurgeon.progress import Say
 from leansurgeon.rank import cores
 from leansurgeon.reading.cache_folder import cache_folder
 from leansurgeon.reading.jsonfile import JsonObject, by_dotted_key
@@ -97,7 +98,7 @@ def make_jobs(
 
 def prepare_data(
     recipe: ExperimentRecipe,
-    say: Callable[[str], None],
+    say: Say,
     arms: Iterable[str] | None = None,
     model_dir: Path | None = None,
 ) -> tasks.Task:
@@ -124,7 +125,7 @@ def list_settings(job: Job) -> JsonObject:
     """Return what determines the job's result besides its recipe, by name, as stored in a summary."""
     recipe = job.experiment
     method = asdict(job.method) | {"calibrate": not job.method.uncalibrated}
-    settings: dict[str, Any] = {"arm": asdict(job.wanted), "method": method}
+    settings = {"arm": asdict(job.wanted), "method": method}
     settings |= {"source": recipe.source, "source_config": recipe.source_config}
     if job.transferred:
         settings |= {"cut_from": CUT_FROM, "original": recipe.training(transferred=False).model_dump(mode="json")}
@@ -132,30 +133,24 @@ def list_settings(job: Job) -> JsonObject:
 
 
 def describe_part(job: Job) -> Part:
-    """Return where the job's run belongs in the experiment."""
-    settings = list_settings(job)
+    """Return where the job's run belongs in the experiment, with a short hash of all that determines the result, shared
+    by an arm's seeds. Defaults are left out of it, so that a later version with more settings gives the same hash.
+    """
+    settings, recipes = list_settings(job), [get_training(job, seed=0)]
+    recipes += [job.experiment.training(transferred=False)] if job.transferred else []
+    chosen = [by_dotted_key(recipe.model_dump(mode="json", exclude_defaults=True)) for recipe in recipes]
+    chosen = [{key: value for key, value in one.items() if not resume.is_free(key, FREE)} for one in chosen]
+    decided = {k: v for k, v in by_dotted_key(settings).items() if not k.startswith("original.") and v != _default(k)}
     return Part(
         name=job.experiment.name,
         arm=job.arm,
         seed=job.seed,
-        digest=make_digest(job, settings),
+        digest=hashlib.sha256(json.dumps([chosen, decided], sort_keys=True).encode()).hexdigest()[:16],
         control_of=job.experiment.arms[job.arm].control_of,
         init="transfer" if job.transferred else "fresh",
         own_task=", ".join(f"{key} {value}" for key, value in job.experiment.own_task(job.arm).items()),
         settings=settings,
     )
-
-
-def make_digest(job: Job, settings: dict[str, Any]) -> str:
-    """Return a short hash of all that determines the result, shared by an arm's seeds. Defaults are left out, so that a
-    later version with more settings gives the same hash.
-    """
-    recipes = [get_training(job, seed=0)]
-    recipes += [job.experiment.training(transferred=False)] if job.transferred else []
-    chosen = [by_dotted_key(recipe.model_dump(mode="json", exclude_defaults=True)) for recipe in recipes]
-    chosen = [{key: value for key, value in one.items() if not resume.is_free(key, FREE)} for one in chosen]
-    decided = {k: v for k, v in by_dotted_key(settings).items() if not k.startswith("original.") and v != _default(k)}
-    return hashlib.sha256(json.dumps([chosen, decided], sort_keys=True).encode()).hexdigest()[:16]
 
 
 def get_training(job: Job, seed: int | None = None) -> TrainingRecipe:

@@ -12,7 +12,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -88,32 +88,25 @@ CLOSED_PASSES = 4  # forward passes over all samples before the local fit, with 
 LEAST_SAMPLES = 64
 
 
-@dataclass(frozen=True)
-class CutLimit:
-    """Time for one cut; None: as much as it needs. `forward`: seconds of a forward pass of one sample."""
-
-    seconds: float | None
-    forward: float
-
-
-def make_start(job: Job, say: Say, limit: CutLimit | None = None) -> None:
-    """Cut the model that a job begins with; a transfer calibrates on the experiment's training data. A limit gives part
-    of its time to the local fit, and takes fewer samples if the rest of the cut is too slow on the usual number.
+def make_start(job: Job, say: Say, seconds: float | None = None, forward: float | None = None) -> None:
+    """Cut the model that a job begins with; a transfer calibrates on the experiment's training data. A limit in seconds
+    gives part of its time to the local fit, and takes fewer samples if the rest of the cut is too slow on the usual
+    number: `forward` is the time of a forward pass of one sample.
     """
     changes = job.experiment.source_config or None
     source = open_source(job.source, config_changes=changes if job.source == job.experiment.source else None)
     calibrate = not job.method.uncalibrated
     method = job.method
-    if limit and limit.seconds is not None and method.grows:
-        method = replace(method, heal_time=FITTING * limit.seconds)
+    if seconds is not None and method.grows:
+        method = replace(method, heal_time=FITTING * seconds)
     steps = plan(source, job.wanted, job.seed, method, calibrated=calibrate)
     data = None
     if steps.exactness == "near" and calibrate and source.learned:
         task = job.experiment.task_of(job.arm)
         open_data = partial(from_task, task.name, task.options, source, cache=cache_folder(), seed=job.seed)
         data = open_data()
-        if limit and limit.seconds is not None:
-            fewer = int(CLOSED * limit.seconds / (CLOSED_PASSES * limit.forward))
+        if seconds is not None:
+            fewer = int(CLOSED * seconds / (CLOSED_PASSES * forward))
             usual = data.as_record().samples
             if fewer < usual["fit"] + usual["guard"]:
                 # A quarter as many guard the fit.
@@ -138,7 +131,7 @@ def drive(
     first: str,
     parallel: int,
     samples: int,
-    say: Callable[[str], None],
+    say: Say,
     library: str,
     title: str = "trainings",
 ) -> None:
@@ -154,7 +147,7 @@ def drive(
         # Nothing is ever sent through it; it closes when this process ends, for whatever reason.
         alive, life = context.Pipe(duplex=False)
         ends.callback(life.close)
-        started: list[multiprocessing.Process] = []
+        started = []
         ends.callback(end_all, started)  # an interrupt must not wait for hours of training
         side_by_side = parallel > 1
         look = ends.enter_context(as_a_bar(title, jobs, done, samples)) if side_by_side else None
@@ -174,7 +167,12 @@ def drive(
                 key, process = running.pop(answer)
                 done[key] = made = receive_summary(answer, jobs[key])
                 process.join()
-                say(f"[{len(done)}/{len(jobs)}] {jobs[key].label}: {result_line(made) if made else 'it diverged'}")
+                told = "it diverged"
+                if made:
+                    metric = made.task.format_metric(made.final and made.final.metric)
+                    told = f"{made.task.metric_label} {metric}, {made.model.parameters:,} parameters"
+                    told += f", {made.seconds:.0f} s"
+                say(f"[{len(done)}/{len(jobs)}] {jobs[key].label}: {told}")
             if look:
                 look()
             elif side_by_side and running and time.monotonic() >= tell:
@@ -246,12 +244,6 @@ def step_of(job: Job) -> int:
 def plan_of(job: Job, samples: int) -> Plan:
     """Return the plan of a training on `samples` training samples."""
     return make_plan(job.experiment.training(transferred=job.transferred).train, samples, 1)
-
-
-def result_line(summary: Summary) -> str:
-    task, final = summary.task, summary.final
-    parameters = f"{summary.model.parameters:,} parameters"
-    return f"{task.metric_label} {task.format_metric(final and final.metric)}, {parameters}, {summary.seconds:.0f} s"
 
 
 def receive_summary(answer: Connection, job: Job) -> Summary | None:

@@ -7,7 +7,7 @@ recounts every row, `output` shows both. Accuracy and memory are the paper's: no
 from __future__ import annotations
 
 from leansurgeon.errors import UsageError, did_you_mean
-from leansurgeon.paper.base import Exhibit, read
+from leansurgeon.paper.audit import Exhibit, read
 
 TABLES = read("tables.yaml")
 EXHIBITS: dict[str, Exhibit] = {e.key: e for e in (*TABLES, *read("figures.yaml"))}

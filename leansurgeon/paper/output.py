@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from leansurgeon.paper.audit import AuditedRow
-from leansurgeon.paper.base import UNITS, Exhibit
+from leansurgeon.paper.audit import UNITS, AuditedRow, Exhibit
 from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.words import in_columns, wrap
 
@@ -38,9 +37,9 @@ def render(exhibits: Exhibits) -> str:
 
 def count_cells(a: AuditedRow) -> list[str]:
     """Return shape, head policy (`64` for an original, else `keep 64` or `split 32`), the printed figure and ours."""
-    row, printed, shape = a.row, a.row.printed, a.shape
+    row, shape = a.row, a.shape
     starred = {
-        key: "*" if getattr(printed.words, key) not in (None, getattr(row.words, key)) else ""
+        key: "*" if getattr(row.printed, key) not in (None, getattr(row.words, key)) else ""
         for key in ("layers", "heads", "mlp_dim")
     }
     sizes = {stage.head_dim for stage in shape.stages}
@@ -56,7 +55,7 @@ def count_cells(a: AuditedRow) -> list[str]:
         shape.column("heads") + starred["heads"],
         number if row.role == "original" else f"{row.policy} {number}".rstrip(),
         mlp + starred["mlp_dim"],
-        printed.parameters or "",
+        row.figure or "",
         f"{a.parameters:,}",
         off + (" !" if is_missed(a) else "  " if off else ""),
     ]
@@ -64,7 +63,7 @@ def count_cells(a: AuditedRow) -> list[str]:
 
 def saving_cells(exhibit: Exhibit, a: AuditedRow, unit: str) -> list[str]:
     """Return where the change in parameters comes from, and what the paper says it costs."""
-    first, now = exhibit.original(a.row).printed, a.row.printed
+    first, now = exhibit.original(a.row), a.row
     digits = 2 if unit == "M" else 1
     parts = [-a.saved_by[part] for part in ("depth", "heads", "mlp")]
     return [
@@ -81,8 +80,8 @@ def label(exhibit: Exhibit, a: AuditedRow) -> str:
     """Return the model's name; for a variant in a figure, what distinguishes it."""
     if not exhibit.key.startswith("fig"):
         return a.row.model
-    words = a.row.printed.words
-    same_heads = len({r.printed.words.heads for r in exhibit.rows}) == 1
+    words = a.row.printed
+    same_heads = len({r.printed.heads for r in exhibit.rows}) == 1
     return f"{words.layers} x " + (f"MLP {words.mlp_dim}" if same_heads else f"{words.heads} heads")
 
 
@@ -107,11 +106,11 @@ def lines_below(exhibit: Exhibit, rows: list[AuditedRow]) -> list[str]:
         lines += wrap("* not what the paper prints, but what gives its figure; see below")
     if any(is_missed(a) for a in rows):
         lines += wrap("! does not round to the paper's figure")
-    if any(a.row.printed.scores or a.row.printed.memory for a in rows if a.row.role != "original"):
-        own = [exhibit.headline] * any(a.row.printed.scores for a in rows)
-        own += ["memory (GB, all GPUs together)"] * any(a.row.printed.memory for a in rows)
+    if any(a.row.scores or a.row.memory for a in rows if a.row.role != "original"):
+        own = [exhibit.headline] * any(a.row.scores for a in rows)
+        own += ["memory (GB, all GPUs together)"] * any(a.row.memory for a in rows)
         lines += wrap(f"The paper's own, not measured here: {' and '.join(own)}.")
-    said: dict[str, list[str]] = {}
+    said = {}
     for a in rows:
         if a.remark:
             said.setdefault(a.remark, []).append(name(exhibit, a))
@@ -181,14 +180,14 @@ def summary(rows: Sequence[AuditedRow]) -> dict[str, int]:
 
 def record(a: AuditedRow) -> JsonObject:
     """Return a row for JSON."""
-    row, printed = a.row, a.row.printed
+    row = a.row
     return {
         "model": row.model,
         "role": row.role,
         "preset": row.preset,
-        "printed": asdict(printed.words)
-        | {"parameters": printed.parameters, "parameters_number": printed.count, "change": printed.change}
-        | {"scores": dict(printed.scores), "memory_gb": printed.memory},
+        "printed": asdict(row.printed)
+        | {"parameters": row.figure, "parameters_number": row.count, "change": row.change}
+        | {"scores": dict(row.scores), "memory_gb": row.memory},
         "counted": asdict(row.words),
         "counted_as_printed": row.reading is None,
         "head_policy": row.policy,

@@ -13,8 +13,7 @@ from pathlib import Path
 
 from leansurgeon.checkpoints import record
 from leansurgeon.errors import LeanSurgeonError, UsageError
-from leansurgeon.reading import jsonfile
-from leansurgeon.reading.jsonfile import JsonObject
+from leansurgeon.reading.jsonfile import JsonObject, read_object_if_whole
 from leansurgeon.reading.values import stamp, text
 from leansurgeon.report.runs import KAPPA, Run, display_name, find_experiment_file, read_metrics, read_run, text_of
 from leansurgeon.training.runs import summary
@@ -119,7 +118,7 @@ def _look(path: Path, collected: Collection) -> list[Path]:
         when = None
         if isinstance(evidence, Summary):
             if evidence.kappa is None:  # measured after the training, if ever
-                evidence = replace(evidence, kappa=jsonfile.read_object_if_whole(path / KAPPA))
+                evidence = replace(evidence, kappa=read_object_if_whole(path / KAPPA))
             when = stamp(evidence.finished)  # the summary's own time, else the file's date
         collected.runs.append(read_run(path, evidence, (path / name).stat().st_mtime if when is None else when))
         return []

@@ -8,7 +8,7 @@ from typing import Any
 
 from leansurgeon.reading.jsonfile import Json, value_at
 from leansurgeon.reading.values import number, objects, text, whole
-from leansurgeon.report.humans import Spread
+from leansurgeon.report.humans import Spread, spread
 
 # Condition numbers of weights, by their keys in a summary: those of the matrices themselves depend on the basis of
 # every head, those of the products do not.
@@ -94,12 +94,11 @@ def kappa_of(measured: list[Any]) -> Kappa | None:
         ranks = [(number(value_at(part, "rank")), number(value_at(part, "k"))) for part in parts]
         rank, k = min((r for r in ranks if None not in r), default=(None, None))
         plain = {
-            key: fmean(known) if (known := [n for p in parts if (n := number(value_at(p, key))) is not None]) else None
+            key: (found := spread(number(value_at(part, key)) for part in parts)) and found.mean
             for key in ("stable_rank", "effective_rank", "aspect")
         }
-        slopes = [value_at(part, "jacobian") for part in parts]
-        jacobian = average(slopes, "at_least", "")
-        exact = all(value_at(slope, "exact") is True for slope in slopes)
+        jacobian = average(parts, "at_least", "", "jacobian")
+        exact = all(value_at(part, "jacobian", "exact") is True for part in parts)
         return LayerKappa(
             layer=i + 1,
             **figures(parts, deficient),
@@ -107,12 +106,9 @@ def kappa_of(measured: list[Any]) -> Kappa | None:
             k=k,
             deficient=deficient,
             **plain,
-            output=average([value_at(part, "output") for part in parts], "median", "median_lower_bound"),
+            output=average(parts, "median", "median_lower_bound", "output"),
             jacobian=jacobian and Bound(jacobian.value, exact),
-            weights={
-                key: average([value_at(part, "weights", key) for part in parts], "value", "lower_bound")
-                for key in (*MATRICES, *PRODUCTS)
-            },
+            weights={key: average(parts, "value", "lower_bound", "weights", key) for key in (*MATRICES, *PRODUCTS)},
         )
 
     layers = tuple(layer(i) for i in range(len(measured[0]["layers"])))
@@ -128,11 +124,11 @@ def kappa_of(measured: list[Any]) -> Kappa | None:
     )
 
 
-def average(parts: list[Any], value: str, bound: str) -> Bound | None:
-    """Return the mean of a value over runs; a lower bound if one of them is. None if a run has neither a value nor a
-    bound.
+def average(parts: list[Any], value: str, bound: str, *path: str) -> Bound | None:
+    """Return the mean over runs of a value at the end of a path; a lower bound if one of them is. None if a run has
+    neither a value nor a bound.
     """
-    known = [(number(value_at(part, value)), number(value_at(part, bound))) for part in parts]
+    known = [(number(value_at(part, *path, value)), number(value_at(part, *path, bound))) for part in parts]
     values = [lower if exact is None else exact for exact, lower in known]
     if not values or None in values:
         return None

@@ -8,8 +8,8 @@ from leansurgeon.errors import plural
 from leansurgeon.report.humans import join_words, plain
 from leansurgeon.report.kappa import Kappa
 from leansurgeon.report.paired import compare
-from leansurgeon.report.rows import Note, Row, Section, is_start_kept, shows_best
-from leansurgeon.report.verdict import expectations, is_accuracy, longer_training, verdicts
+from leansurgeon.report.rows import Note, Section, heals, shows_best
+from leansurgeon.report.verdict import expectations, is_accuracy, verdicts
 from leansurgeon.training.runs.folder import BEST
 
 
@@ -43,9 +43,38 @@ def notes(section: Section, kappa: bool = False) -> list[Note]:
     measured = of_kappa([row.kappa for row in section.rows if row.kappa], kappa)
     if kappa:
         return measured + list(section.notes)
-    lines = [*of_quality(section), *of_expectations(section), *of_judged(section), *measured, *of_gaps(section)]
-    answering = of_answering(section)
-    lines += answering or of_memory([row for row in section.rows if row.memory])
+    lines = [*of_quality(section), *of_expectations(section)]
+    for row in section.rows:  # data on which a model was compared with its source (`judge`, mixed sources)
+        for run in row.runs:
+            seed = f" (seed {run.summary.seed})" if len(row.runs) > 1 else ""
+            lines += [Note(f"{row.name}{seed} on {name}: {says}", "quality") for name, says in run.judged]
+    lines += measured
+    for row in section.rows if measured else ():  # how to fill the empty cells
+        lacking = next((run for run in row.runs if not run.summary.kappa), None)
+        if row.kappa is None and lacking:
+            words = [lacking.path, *(["--data", lacking.judged_in] if lacking.judged_in else [])]
+            lines.append(Note(f"kappa of {row.name}: `leansurgeon kappa {shlex.join(map(str, words))}`", "kappa"))
+    untrained = [row.name for row in section.rows if row.role == "model"]
+    if untrained and section.task:
+        said = f"{join_words(untrained)}: not trained here, so without memory and time of a step."
+        lines.append(Note(said, "kappa"))
+    answering = [(row, run) for row in section.rows for run in row.runs[:1] if row.latency and run.inference]
+    gpu = {row.on_gpu for row in section.rows if row.memory}
+    if answering:
+        of = answering[0][1].inference
+        said = (
+            f"latency: one sample, median of rounds in which all models took turns on {of.device}. memory: weights and "
+            f"activations at the peak of {of.load}, fp32."
+        )
+        lines.append(Note(said, "speed"))
+        if len({row.measured for row, _ in answering}) > 1:
+            said = "Some rows were timed in another run, so their latencies do not compare: "
+            lines.append(Note(f"{said}`leansurgeon report --measure`.", "speed", caveat=True))
+    elif len(gpu) > 1:
+        said = "Memory is of two kinds, not comparable: CPU, peak RSS of the process; GPU, allocator's peak."
+        lines.append(Note(said, "memory", caveat=True))
+    elif gpu == {False}:
+        lines.append(Note("Peak RSS is that of the whole training process, libraries included.", "memory"))
     if section.kind == "runs" and sum(row.role == "run" for row in section.rows) > 1:
         said = (
             "Single runs: a difference between rows is no result; `leansurgeon run` repeats, with seeds and a control."
@@ -56,8 +85,16 @@ def notes(section: Section, kappa: bool = False) -> list[Note]:
 
 def of_quality(section: Section) -> list[Note]:
     """Return notes on the metric: its step, its spread, and unequal lengths of training."""
-    warned = [Note(said, "quality", caveat=True) for said in longer_training(section)]
-    said = []
+    original, longer = section.original, {}  # by epochs: arms that continue from the trained original
+    for row in section.rows if section.kind == "experiment" and original else ():
+        if row.init == "transfer" and row is not original:
+            longer.setdefault(row.epochs, []).append(row)
+    warned, said = [], []
+    for epochs, rows in longer.items():
+        known = epochs is not None and original.epochs is not None
+        figures = f"{original.epochs:.3g} + {epochs:.3g} epochs against {original.epochs:.3g}" if known else "longer"
+        continues = f"continue{'' if len(rows) > 1 else 's'} from the trained {original.name}"
+        warned.append(Note(f"{join_words(r.name for r in rows)} {continues}: {figures}.", "quality", caveat=True))
     if section.task:
         many = any(r.metric and r.metric.sd is not None for r in section.rows)
         begin = "± is the standard deviation over seeds; the" if many else "The"
@@ -72,8 +109,9 @@ def of_quality(section: Section) -> list[Note]:
         else:
             said.append(f"{begin} {section.task.label} is that of the last step, not of the best{better}.")
             said += [f"For {join_words(row.name for row in chosen)} it is {of_best}."] if chosen else []
-        unchanged = [row.name for row in chosen if any(is_start_kept(run.summary) for run in row.runs)]
-        if unchanged:
+        # healed, and no step was better
+        healed = [(row.name, run.summary.best) for row in chosen for run in row.runs if heals(run.summary)]
+        if unchanged := dict.fromkeys(name for name, best in healed if best and best.step == 0):
             where = "" if gone else ", which is in model/"
             said.append(f"{' and '.join(unchanged)}: no step was better than the model as it was{where}.")
         if gone:
@@ -82,7 +120,7 @@ def of_quality(section: Section) -> list[Note]:
         said.append(f"The largest class has {100 * share:.1f} % of the samples: macro F1 counts every class alike.")
     if any(r.test for r in section.rows):
         said.append("test: the published test split, read once, with the weights that were best in validation.")
-    if any(row.role == "lean" and section.original and compare(row, section.original) for row in section.rows):
+    if any(row.role == "lean" and original and compare(row, original) for row in section.rows):
         many = max(len(row.seeds) for row in section.rows) > 1
         seeds = ", and count the spread of the seeds" if many else ""
         said.append(f"Intervals compare the same held-out samples in pairs{seeds}.")
@@ -103,7 +141,7 @@ def of_expectations(section: Section) -> list[Note]:
     """Return a sentence for each row with expectations in its recipe, with values such as `accuracy 97.6 % (here 97.5
     %, which agrees)`.
     """
-    said: dict[str, list[str]] = {}
+    said = {}
     differ = set()
     for one in expectations(section):
         if one.figure == "parameters":
@@ -120,30 +158,6 @@ def of_expectations(section: Section) -> list[Note]:
         Note(f"The recipe, as it is shipped, expects of {name}: {', '.join(some)}.", "quality", caveat=name in differ)
         for name, some in said.items()
     ]
-
-
-def of_judged(section: Section) -> list[Note]:
-    """Return a sentence for all data on which a model was compared with its source (`judge`, mixed sources)."""
-    notes = []
-    for row in section.rows:
-        for run in row.runs:
-            seed = f" (seed {run.summary.seed})" if len(row.runs) > 1 else ""
-            notes += [Note(f"{row.name}{seed} on {name}: {says}", "quality") for name, says in run.judged]
-    return notes
-
-
-def of_gaps(section: Section) -> list[Note]:
-    """Return how to fill the empty cells of a table."""
-    said = []
-    for row in section.rows if any(row.kappa for row in section.rows) else ():
-        lacking = next((run for run in row.runs if not run.summary.kappa), None)
-        if row.kappa is None and lacking:
-            words = [lacking.path, *(["--data", lacking.judged_in] if lacking.judged_in else [])]
-            said.append(f"kappa of {row.name}: `leansurgeon kappa {shlex.join(map(str, words))}`")
-    untrained = [row.name for row in section.rows if row.role == "model"]
-    if untrained and section.task:
-        said.append(f"{join_words(untrained)}: not trained here, so without memory and time of a step.")
-    return [Note(one, "kappa") for one in said]
 
 
 def of_kappa(measured: list[Kappa], by_layer: bool) -> list[Note]:
@@ -174,29 +188,3 @@ def of_kappa(measured: list[Kappa], by_layer: bool) -> list[Note]:
         )
         notes.append(Note(lacking, "kappa", caveat=True))
     return notes
-
-
-def of_answering(section: Section) -> list[Note]:
-    """Return how inference latency and memory were measured, and a caveat if some rows were timed separately."""
-    known = [(row, run) for row in section.rows for run in row.runs[:1] if row.latency and run.inference]
-    if not known:
-        return []
-    of = known[0][1].inference
-    said = [
-        f"latency: one sample, median of rounds in which all models took turns on {of.device}. memory: weights and "
-        f"activations at the peak of {of.load}, fp32."
-    ]
-    apart = len({row.measured for row, _ in known}) > 1
-    told = "Some rows were timed in another run, so their latencies do not compare: `leansurgeon report --measure`."
-    return [Note(said[0], "speed"), *([Note(told, "speed", caveat=True)] if apart else [])]
-
-
-def of_memory(rows: list[Row]) -> list[Note]:
-    """Return what the memory column means, with a caveat if CPU and GPU rows are mixed."""
-    kinds = {row.on_gpu for row in rows}
-    if len(kinds) > 1:
-        said = "Memory is of two kinds, not comparable: CPU, peak RSS of the process; GPU, allocator's peak."
-        return [Note(said, "memory", caveat=True)]
-    if kinds == {False}:
-        return [Note("Peak RSS is that of the whole training process, libraries included.", "memory")]
-    return []

@@ -134,7 +134,16 @@ def describe(row: Row, original: Row, controls: Sequence[Row], task: Task) -> li
         kept = f"{row.name} keeps {share:.1f} % of the {task.label} ({told})"
         if task.metric == "cosine" or not share:
             kept = f"{row.name} keeps a {task.label} of {plain(row.metric.mean)} ({told})"
-    said = [" ".join([f"{kept}.", *gain_in_speed(row, original)])]
+    kept += "."
+    ours, theirs = row.latency, original.latency
+    if ours and theirs and row.measured == original.measured:  # timed together, in turns
+        if ours.low <= theirs.high and theirs.low <= ours.high:
+            kept += " It is not shown to answer faster or slower on this machine."
+        elif (faster := theirs.median / ours.median) >= 1:
+            kept += f" It answers {faster:.1f} times as fast on this machine."
+        else:
+            kept += f" It takes {1 / faster:.1f} times as long to answer on this machine."
+    said = [kept]
     for control in controls:
         if (apart := compare(row, control)) is None:
             continue
@@ -146,16 +155,3 @@ def describe(row: Row, original: Row, controls: Sequence[Row], task: Task) -> li
         }[ahead]
         said.append(f"{verdict} ({apart.text(task)}).")
     return said
-
-
-def gain_in_speed(row: Row, original: Row) -> list[str]:
-    """Return a sentence on its inference speed, if both were timed together, in turns."""
-    ours, theirs = row.latency, original.latency
-    if ours is None or theirs is None or row.measured != original.measured:
-        return []
-    if ours.low <= theirs.high and theirs.low <= ours.high:
-        return ["It is not shown to answer faster or slower on this machine."]
-    faster = theirs.median / ours.median
-    if faster >= 1:
-        return [f"It answers {faster:.1f} times as fast on this machine."]
-    return [f"It takes {1 / faster:.1f} times as long to answer on this machine."]

@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from leansurgeon.checkpoints.record import SurgeryRecord
 from leansurgeon.reading.jsonfile import value_at
 from leansurgeon.report.humans import Spread, spread
 from leansurgeon.report.kappa import Kappa, kappa_of
-from leansurgeon.report.runs import CutSummary, Run, Seconds, Task
+from leansurgeon.report.runs import Run, Seconds, Task
 from leansurgeon.training.runs.summary import Scores, Summary, own_test
 
 GLUE = {  # tasks as named in the paper's Table 1
@@ -95,10 +96,10 @@ class Row:
         return tuple(str(run.path) for run in self.runs if str(run.path) != ".")
 
     @property
-    def cut(self) -> CutSummary | None:
+    def cut(self) -> SurgeryRecord | None:
         """The surgery of its first seed, or of the first whose result was verified."""
         cuts = [run.cut for run in sorted(self.runs, key=lambda run: run.summary.seed or 0) if run.cut]
-        return next((cut for cut in cuts if cut.proven), cuts[0] if cuts else None)
+        return next((cut for cut in cuts if cut.proof), cuts[0] if cuts else None)
 
     @property
     def mean_of_scores(self) -> float | None:
@@ -200,11 +201,6 @@ def heals(summary: Summary) -> bool:
     return value_at(saved, "keep_start") is True and value_at(saved, "keep_best") is not False
 
 
-def is_start_kept(summary: Summary) -> bool:
-    """Return whether a healing run keeps the model as it was."""
-    return heals(summary) and summary.best is not None and summary.best.step == 0
-
-
 def scores_of_run(summary: Summary) -> Scores | None:
     """Return the scores that represent a run.
 
@@ -221,8 +217,3 @@ def shows_best(summary: Summary) -> bool:
     if own_test(summary):
         return summary.test.best is not None
     return heals(summary) and summary.best is not None
-
-
-def metric(scores: Scores | None) -> float | None:
-    """Return the metric of the scores, None without scores."""
-    return scores.metric if scores else None

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from leansurgeon.checkpoints import record
 from leansurgeon.checkpoints.proof.report_numbers import sentence
-from leansurgeon.checkpoints.record import FRESH, Comparison, Origin, PairedFigure, PlanRecord, SurgeryRecord
+from leansurgeon.checkpoints.record import FRESH, Comparison, Origin, PairedFigure, SurgeryRecord
 from leansurgeon.checkpoints.recorded.part import Recorded
 from leansurgeon.checkpoints.whereabouts import holding
 from leansurgeon.errors import UsageError
@@ -44,48 +44,24 @@ def kappa_name(model: Path) -> str:
     return f"kappa-{display_name(model)}.json"
 
 
-@dataclass(frozen=True)
-class CutSummary:
-    """The record of a surgery, with the texts that a report shows."""
-
-    record: SurgeryRecord
-
-    @property
-    def plan(self) -> PlanRecord:
-        """The plan that was carried out."""
-        return self.record.plan
-
-    @property
-    def source(self) -> str:
-        """The name of the source."""
-        return text(self.record.source.name, "?")
-
-    @cached_property
-    def proven(self) -> str:
-        """The sentence about the reload in a fresh process; empty if it was not verified."""
-        proof = self.record.proof
-        if proof is None:
-            return ""
-        return (
-            f"Proof: reloaded in a fresh process with {text(proof.loaded_with, '?')}; "
-            f"{proof.parameters:,} parameters, {proof.tensors}."
-        )
-
-    @cached_property
-    def compared(self) -> str:
-        """The result of the comparison with its source; empty without one."""
-        proof = self.record.proof
-        return text(sentence(proof.compared, self.record.language)) if proof and proof.compared else ""
-
-    @property
-    def changes_shape(self) -> bool:
-        """Whether layers, heads or MLP differ between source and result."""
-        return self.plan.before != self.plan.after
+def read_cut(record: SurgeryRecord | None) -> SurgeryRecord | None:
+    """Return the record of a surgery; None if there is none, or it has no plan."""
+    return record if record and record.plan else None
 
 
-def read_cut(record: SurgeryRecord | None) -> CutSummary | None:
-    """Return the record of a surgery as a `CutSummary`; None if there is none, or it has no plan."""
-    return CutSummary(record) if record and record.plan else None
+def describe_proof(cut: SurgeryRecord) -> str:
+    """Return the sentence about the reload in a fresh process; empty if it was not verified."""
+    if cut.proof is None:
+        return ""
+    return (
+        f"Proof: reloaded in a fresh process with {text(cut.proof.loaded_with, '?')}; "
+        f"{cut.proof.parameters:,} parameters, {cut.proof.tensors}."
+    )
+
+
+def describe_comparison(cut: SurgeryRecord) -> str:
+    """Return the result of the comparison with its source; empty without one."""
+    return text(sentence(cut.proof.compared, cut.language)) if cut.proof and cut.proof.compared else ""
 
 
 def read_judged(record: SurgeryRecord | None) -> tuple[tuple[str, str], ...]:
@@ -166,7 +142,7 @@ class Run:
     when: float = field(compare=False)
     summary: Summary = UNTRAINED
     task: Task | None = None
-    cut: CutSummary | None = None
+    cut: SurgeryRecord | None = None
     judged_in: Path | None = None  # the run that scored it, if it is not a run itself
     judged: tuple[tuple[str, str], ...] = ()  # data it was scored on beside its source, and the result as a sentence
     measured: Inference | None = None  # measured by this report
@@ -214,14 +190,26 @@ class Run:
 
     @cached_property
     def curve(self) -> Curve | None:
-        """The curve that the training logged; None for a model, or a run without one."""
-        summary = self.summary
-        return read_curve(self.path, summary.seed, summary.epochs, summary.steps) if self.kind == "run" else None
+        """The curve that the training logged; None for a model, or a run without one.
+
+        An evaluation is logged with its step only; its epoch follows from the epochs and steps of the summary.
+        """
+        epochs, steps = self.summary.epochs, self.summary.steps
+        if self.kind != "run" or not epochs or not steps:
+            return None
+        loss, metric = [], []
+        for step, entry in read_metrics(self.path):
+            for kind, key, points in (("train", "loss", loss), ("eval", "metric", metric)):
+                value = number(entry.get(key))
+                if entry.get("type") == kind and value is not None:
+                    points.append((step * epochs / steps, value))
+        return Curve(thin_points(loss), thin_points(metric)) if loss or metric else None
 
     @cached_property
     def heads(self) -> HeadStudy | None:
         """The study of heads in the folder, if any."""
-        return heads_of(jsonfile.read_object_if_whole(self.path / HEADS))
+        document = jsonfile.read_object_if_whole(self.path / HEADS)
+        return None if document is None else HeadStudy.from_dict(document)
 
     @cached_property
     def inference(self) -> Inference | None:
@@ -235,8 +223,9 @@ class Run:
 
     @cached_property
     def bench(self) -> Bench | None:
-        """The benchmark in the folder, if any."""
-        return bench_of(jsonfile.read_object_if_whole(self.path / BENCH))
+        """The benchmark in the folder, if any; None without rows."""
+        bench = Bench.from_dict(jsonfile.read_object_if_whole(self.path / BENCH) or {})
+        return bench if bench.rows else None
 
     @cached_property
     def recipe(self) -> str | None:
@@ -286,15 +275,15 @@ def compare_models(runs: Sequence[Run]) -> dict[Path, list[Run]]:
 
     If no data set was named, the comparison of the verification counts.
     """
-    found: dict[Path, list[Run]] = {}
+    found = {}
     # cached: it reads all weights of a model
     holds = cache(lambda path, digests: holding(path, Origin(sha256=dict(digests))))
     for cut in (run for run in runs if run.kind == "model" and run.cut):
-        made = cut.cut.record
+        made = cut.cut
         proven = made.proof.compared if made.proof and made.decided.calibration else None
         judged = made.judged or ({made.decided.calibration.name: proven} if proven and proven.data != "noise" else {})
         digests = tuple(sorted(made.source.sha256.items())) if judged else ()
-        others = (run for run in runs if run.kind == "model" and not (run.cut and run.cut.record.source == made.source))
+        others = (run for run in runs if run.kind == "model" and not (run.cut and run.cut.source == made.source))
         for source in (run for run in others if digests and holds(run.path, digests)):
             for name, compared in judged.items():
                 if (figure := figure_of(compared, made.language)) is None:
@@ -384,7 +373,6 @@ Points = tuple[tuple[float, float], ...]
 class Curve:
     """Training of one seed: (epoch, value) of the training loss, and of the task's metric on the evaluation data."""
 
-    seed: int | None
     loss: Points
     metric: Points
 
@@ -416,22 +404,6 @@ def name_runs(runs: Sequence[Run]) -> dict[Path, str]:
         whole = run.path.absolute()
         names[run.path] = text(name if short.count(name) == 1 else f"{whole.parent.name}/{whole.name}", "?")
     return names
-
-
-def read_curve(run: Path, seed: int | None, epochs: float | None, steps: float | None) -> Curve | None:
-    """Return the curves in `metrics.jsonl`; None if nothing can be drawn.
-
-    An evaluation is stored with its step only; its epoch follows from the epochs and steps of the summary.
-    """
-    if not epochs or not steps:
-        return None
-    loss, metric = [], []
-    for step, entry in read_metrics(run):
-        for kind, key, points in (("train", "loss", loss), ("eval", "metric", metric)):
-            value = number(entry.get(key))
-            if entry.get("type") == kind and value is not None:
-                points.append((step * epochs / steps, value))
-    return Curve(seed, thin_points(loss), thin_points(metric)) if loss or metric else None
 
 
 def read_metrics(run: Path, *, newest_first: bool = False) -> Iterator[tuple[float, JsonObject]]:
@@ -562,14 +534,3 @@ class Bench(Recorded):
     peak_memory_kind: str = ""
     skipped: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
-
-
-def heads_of(document: Json) -> HeadStudy | None:
-    """Read the document of `leansurgeon heads`; None if it is not one."""
-    return HeadStudy.from_dict(document) if isinstance(document, dict) else None
-
-
-def bench_of(document: Json) -> Bench | None:
-    """Read the document of `leansurgeon bench`; None if it has no rows."""
-    bench = Bench.from_dict(document) if isinstance(document, dict) else Bench()
-    return bench if bench.rows else None

@@ -11,12 +11,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 
 from leansurgeon.errors import plural
 from leansurgeon.reading.values import stamp
 from leansurgeon.report.humans import join_words, spread
-from leansurgeon.report.rows import GLUE, Note, Row, Section, make_row, metric
+from leansurgeon.report.rows import GLUE, Note, Row, Section, follow, make_row
 from leansurgeon.report.runs import Run, compare_models, display_name, find_judged, name_runs
 from leansurgeon.training.runs.summary import DONE, own_test
 
@@ -33,13 +32,13 @@ def sections(runs: Sequence[Run]) -> list[Section]:
     A model that some runs scored on their held-out samples, or that was compared with its source, appears in each of
     those tables instead.
     """
-    found: list[Run] = []
+    found = []
     runs = sorted(runs, key=lambda run: -run.when)
     compared = compare_models(runs)
     for one in runs:
         judged = [find_judged(one, run) for run in runs if run.kind == "run"] if one.kind == "model" else []
         found += {made.task: made for made in judged if made}.values() or compared.get(one.path) or [one]
-    groups: dict[tuple, list[Run]] = {}
+    groups = {}
     for run in found:
         groups.setdefault(_group_key(run), []).append(run)
     made = [_experiment(group) if key[0] == "experiment" else _singles(key[0], group) for key, group in groups.items()]
@@ -69,7 +68,7 @@ def _singles(kind: str, runs: list[Run]) -> Section:
     rows = tuple(make_row(names[run.path], run.kind, [run]) for run in runs)
     if kind == "models":
         return Section(kind, "shrunk, not trained yet" if all(run.cut for run in runs) else "models", None, rows)
-    judged: dict[Path, list[str]] = {}
+    judged = {}
     for run in runs:
         if run.judged_in:
             judged.setdefault(run.judged_in, []).append(names[run.path])
@@ -87,38 +86,28 @@ def _experiment(runs: list[Run]) -> Section:
     (arms, notes), rows = _arms(runs), []
     for arm, group in arms.items():
         cut, control_of = group[0].cut, group[0].part.control_of
-        unchanged = cut is not None and cut.plan.before is not None and not cut.changes_shape
+        unchanged = cut is not None and cut.plan.before is not None and cut.plan.before == cut.plan.after
         role = "original" if arm == "original" or unchanged else "lean"
         role = "control" if control_of or arm.startswith("control") else role
         rows.append(make_row(arm, role, group, control_of))
     if original := next((r for r in rows if r.role == "original"), None):
         rows = [replace(r, inherited_epochs=original.epochs) if r.init == "transfer" else r for r in rows]
     rows = [replace(r, reference_parameters=original and original.parameters) for r in rows]
-    # Parallel trainings end in any order, but a table must be the same each time.
-    rows.sort(key=lambda r: (ROLES.index(r.role), by_number(r.name)))
+    # Parallel trainings end in any order, but a table must be the same each time, with `h2` before `h10`.
+    rows.sort(key=lambda r: (ROLES.index(r.role), re.sub(r"\d+", lambda digits: digits[0].zfill(12), r.name)))
     seeds = max((len(r.seeds) for r in rows), default=0)
     notes += [
         Note(f"{r.name} has only {len(r.seeds)} of {seeds} seeds.", "quality", caveat=True)
         for r in rows
         if len(r.seeds) < seeds
     ]
-    if side_by_side([run for group in arms.values() for run in group]):
+    spans = [(stamp(run.summary.started), stamp(run.summary.finished)) for group in arms.values() for run in group]
+    known = sorted(span for span in spans if None not in span)
+    if any(later[0] < earlier[1] for earlier, later in pairwise(known)):
         said = "Trainings ran side by side, so ms/step also shows what the others took: compare it with care."
         notes.append(Note(said, "speed", caveat=True))
     name, own = runs[0].part.name, runs[0].part.own_task
     return Section("experiment", f"{name}, {own}" if own else name, runs[0].task, tuple(rows), tuple(notes))
-
-
-def by_number(name: str) -> str:
-    """Return a sort key that puts `h2` before `h10`."""
-    return re.sub(r"\d+", lambda digits: digits[0].zfill(12), name)
-
-
-def side_by_side(runs: Sequence[Run]) -> bool:
-    """Return whether any of these trainings overlapped in time."""
-    spans = [(stamp(run.summary.started), stamp(run.summary.finished)) for run in runs]
-    known = sorted((start, end) for start, end in spans if start is not None and end is not None)
-    return any(later[0] < earlier[1] for earlier, later in pairwise(known))
 
 
 def _arms(runs: list[Run]) -> tuple[dict[str, list[Run]], list[Note]]:
@@ -130,7 +119,7 @@ def _arms(runs: list[Run]) -> tuple[dict[str, list[Run]], list[Note]]:
         """Return what seeds of one arm share: the number of steps, and the digest of all settings if it was stored."""
         return run.summary.steps, run.part.digest
 
-    arms: dict[str, list[Run]] = {}
+    arms = {}
     older, other, unfinished = [], [], []
     for run in runs:  # newest first
         arm = run.part.arm or "?"
@@ -173,7 +162,7 @@ def make_glue_section(runs: Sequence[Run]) -> Section | None:
         used = [run for seeds in tasks.values() for run in seeds.values()]
         scores = {}
         for task, seeds in tasks.items():
-            both = [(metric(run.summary.final), metric(run.summary.best)) for run in seeds.values()]
+            both = [[follow(run.summary, f"{which}.metric") for which in ("final", "best")] for run in seeds.values()]
             if score := spread(best if last is None else last for last, best in both):
                 scores[task] = score
         # Only what all tasks share.

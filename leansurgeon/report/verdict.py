@@ -21,7 +21,7 @@ from leansurgeon.errors import plural
 from leansurgeon.intervals import NEEDED, binomial_variance, degrees_of_freedom, errors_needed, p_value
 from leansurgeon.reading.jsonfile import value_at
 from leansurgeon.reading.values import items, text, whole
-from leansurgeon.report.humans import join_words, plain
+from leansurgeon.report.humans import plain
 from leansurgeon.report.paired import compare, describe
 from leansurgeon.report.rows import Row, Section, Task
 
@@ -109,7 +109,11 @@ def judge(arm: Row, other: Row, task: Task, comparisons: int = 1) -> Verdict | N
         return None
     difference = arm.metric.mean - other.metric.mean
     ahead = difference > 0 if task.higher_is_better else difference < 0
-    begin = f"{arm.name} vs {other.name}: {difference_text(difference, task)}"
+    if task.percent:
+        figure = f"{100 * difference:+.{task.decimals}f} points"
+    else:
+        figure = f"{task.label} {'-' if difference < 0 else '+'}{plain(abs(difference))}"
+    begin = f"{arm.name} vs {other.name}: {figure}"
     if arm.metric.n < 2 or other.metric.n < 2:
         return Verdict(arm.name, other.name, difference, None, None, "one seed", f"{begin}{ONE_SEED}")
     paired = compare(arm, other)
@@ -157,29 +161,6 @@ def variance_of_test(row: Row, task: Task) -> float:
     """Return what the size of the test set adds to the variance of an accuracy; 0 for other metrics."""
     known = row.metric and task.eval_samples and is_accuracy(task)
     return binomial_variance(row.metric.mean, task.eval_samples) if known else 0.0
-
-
-def difference_text(difference: float, task: Task) -> str:
-    """Return `+0.8 points`, or `perplexity -1.32`."""
-    if task.percent:
-        return f"{100 * difference:+.{task.decimals}f} points"
-    return f"{task.label} {'-' if difference < 0 else '+'}{plain(abs(difference))}"
-
-
-def longer_training(section: Section) -> list[str]:
-    """Return which arms continue from the trained original, and how long each side was trained."""
-    original = section.original
-    groups: dict[float | None, list[Row]] = {}
-    for row in section.rows if section.kind == "experiment" and original else ():
-        if row.init == "transfer" and row is not original:
-            groups.setdefault(row.epochs, []).append(row)
-    told = []
-    for epochs, rows in groups.items():
-        known = epochs is not None and original.epochs is not None
-        figures = f"{original.epochs:.3g} + {epochs:.3g} epochs against {original.epochs:.3g}" if known else "longer"
-        verb = "continue" if len(rows) > 1 else "continues"
-        told.append(f"{join_words(r.name for r in rows)} {verb} from the trained {original.name}: {figures}.")
-    return told
 
 
 def warnings(section: Section) -> list[str]:

@@ -1,8 +1,8 @@
 """The cheap stage: score shapes before they are built, and choose which to try. No torch.
 
     parameters   exact
-    memory       predicted peak of training, for shapes that are tried (`limits`)
-    latency      of a forward pass of one sample, measured if it is limited (`limits`)
+    memory       predicted peak of training, for shapes that are tried (`outcome`)
+    latency      of a forward pass of one sample, measured if it is limited (`outcome`)
     influence    share of the source's influence that the most influential layers keep
     kappa        of the kept layers, scaled by the number of heads as for Gaussian matrices (Theorem 3.2)
 
@@ -50,8 +50,14 @@ def scores(source: Source, candidates: Sequence[Candidate], evidence: Evidence |
     for candidate in candidates:
         kept = keep_most_influential(source.shape, candidate.shape, evidence.influence)
         influence = sum(evidence.influence[i] for i in kept) / total if total else None
-        kappa = foretold_kappa(source.shape, candidate.shape, evidence, kept)
-        numbers[candidate.name] = CheapScores(candidate.parameters, influence=influence, kappa=kappa)
+        kappas = []  # the source's, scaled by Theorem 3.2 to the new inner width
+        for layer in kept:
+            old, new = (shape.stages[source.shape.stage_of(layer)].inner for shape in (source.shape, candidate.shape))
+            if (kappa := evidence.kappa[layer]) is not None:
+                ratio = gaussian_kappa(evidence.tokens, new) / gaussian_kappa(evidence.tokens, old)
+                kappas.append(max(1.0, kappa * ratio))
+        foretold = median(kappas) if kappas else None
+        numbers[candidate.name] = CheapScores(candidate.parameters, influence=influence, kappa=foretold)
     return numbers
 
 
@@ -65,17 +71,6 @@ def keep_most_influential(before: Shape, after: Shape, influence: list[float] | 
     for span, new in zip(before.spans, after.stages, strict=True):
         kept += sorted(sorted(span, key=lambda i: (-influence[i], i))[: new.depth])
     return kept
-
-
-def foretold_kappa(before: Shape, after: Shape, evidence: Evidence, kept: Sequence[int]) -> float | None:
-    """Predict the median kappa over the kept layers: the source's, scaled by Theorem 3.2 to the new inner width."""
-    kappas = []
-    for layer in kept:
-        old, new = (shape.stages[before.stage_of(layer)] for shape in (before, after))
-        if (kappa := evidence.kappa[layer]) is not None:
-            ratio = gaussian_kappa(evidence.tokens, new.inner) / gaussian_kappa(evidence.tokens, old.inner)
-            kappas.append(max(1.0, kappa * ratio))
-    return median(kappas) if kappas else None
 
 
 def gaussian_kappa(tokens: float, inner: float) -> float:

@@ -7,34 +7,26 @@ sample data and judged on the guard samples; the proof's held-out data stays uns
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 
 from leansurgeon.checkpoints.publish.durable import scratch
 from leansurgeon.checkpoints.source import Source
 from leansurgeon.errors import UsageError, plural
 from leansurgeon.measure.data.calibration import Calibration
-from leansurgeon.progress import track
+from leansurgeon.progress import Say, track
 from leansurgeon.search.space import Budget, Candidate, Space, budget_of, enumerate_shapes
 from leansurgeon.surgery.requested_shape import RequestedShape
 
 SHARE = Fraction(1, 4)  # of the sample data
 
 
-@dataclass(frozen=True)
-class ChosenShape:
-    """The chosen shape, and the reason in sentences."""
-
-    wanted: RequestedShape
-    says: tuple[str, ...]
-
-
 def by_parameters(
-    source: Source, text: str, wanted: RequestedShape, data: Calibration | None, seed: int, say: Callable[[str], None]
-) -> ChosenShape:
-    """Choose the shape with at most this many parameters that is best after its refit; without data, the one that keeps
-    the MLP. Heads stay unchanged, or as in `wanted`. Raises `UsageError` if no shape is small enough.
+    source: Source, text: str, wanted: RequestedShape, data: Calibration | None, seed: int, say: Say
+) -> tuple[RequestedShape, list[str]]:
+    """Choose the shape with at most this many parameters that is best after a short refit; without data, the one that
+    keeps the MLP. Heads stay unchanged, or as in `wanted`. Return it with the reason in sentences. Raises `UsageError`
+    if no shape is small enough.
     """
     most = budget_of(text, source.parameters.total)
     if most >= source.parameters.total:
@@ -54,24 +46,7 @@ def by_parameters(
         why = (
             "it is the only one that fits" if len(tried) == 1 else "it keeps the MLP; without sample data none is tried"
         )
-        return ChosenShape(best.wanted, (f"{describe_candidate(best, source)}: {why}.",))
-    return measure_candidates(source, tried, data, seed, say)
-
-
-def deepest(candidates: tuple[Candidate, ...]) -> list[Candidate]:
-    """Return the shape with the most parameters for every MLP width, the widest MLP first."""
-    best: dict[tuple[int, ...], Candidate] = {}
-    for candidate in candidates:
-        key = tuple(stage.mlp_dim for stage in candidate.shape.stages)
-        if key not in best or candidate.parameters > best[key].parameters:
-            best[key] = candidate
-    return [best[key] for key in sorted(best, reverse=True)]
-
-
-def measure_candidates(
-    source: Source, tried: list[Candidate], data: Calibration, seed: int, say: Callable[[str], None]
-) -> ChosenShape:
-    """Return the best of `tried` after a short refit."""
+        return best.wanted, [f"{describe_candidate(best, source)}: {why}."]
     from leansurgeon.search.heals import HealTrial
 
     with scratch() as place:
@@ -82,11 +57,21 @@ def measure_candidates(
     if not worked:
         raise UsageError(f"None of the shapes could be refitted: {scores[tried[0].name].failed}")
     best = min(worked, key=lambda candidate: scores[candidate.name].score.key)
-    label = scores[best.name].score.label
+    score = scores[best.name].score
     others = [f"{describe_candidate(c, source)} {scores[c.name].score.text}" for c in worked if c is not best]
     why = f", the best of {len(scores)} shapes of about this size" if others else ""
-    says = [f"{describe_candidate(best, source)}: {label} {scores[best.name].score.text} after a short refit{why}."]
-    return ChosenShape(best.wanted, (*says, *([f"The others: {'; '.join(others)}."] if others else [])))
+    says = [f"{describe_candidate(best, source)}: {score.label} {score.text} after a short refit{why}."]
+    return best.wanted, [*says, *([f"The others: {'; '.join(others)}."] if others else [])]
+
+
+def deepest(candidates: tuple[Candidate, ...]) -> list[Candidate]:
+    """Return the shape with the most parameters for every MLP width, the widest MLP first."""
+    best: dict[tuple[int, ...], Candidate] = {}
+    for candidate in candidates:
+        key = tuple(stage.mlp_dim for stage in candidate.shape.stages)
+        if key not in best or candidate.parameters > best[key].parameters:
+            best[key] = candidate
+    return [best[key] for key in sorted(best, reverse=True)]
 
 
 def describe_candidate(candidate: Candidate, source: Source) -> str:

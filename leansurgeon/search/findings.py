@@ -29,17 +29,6 @@ class Finding:
     on_front: bool
 
 
-@dataclass(frozen=True)
-class OrderChange:
-    """Change of order between two stages: Kendall's tau, and the places that candidates moved up (down: negative)."""
-
-    before: str
-    after: str
-    tau: float | None
-    moves: dict[str, int]
-    count: int
-
-
 def list_findings(outcome: SearchOutcome) -> list[Finding]:
     """Return candidates, then controls, the source last."""
     front, names = find_front(outcome), [c.name for c in outcome.tried]
@@ -68,8 +57,10 @@ def kendall_tau(a: Sequence[Any], b: Sequence[Any]) -> float | None:
     return None if isnan(tau) else tau
 
 
-def list_changes(outcome: SearchOutcome) -> list[OrderChange]:
-    """Return how the order changed from each stage to the next, among candidates in both."""
+def list_changes(outcome: SearchOutcome) -> list[dict[str, Any]]:
+    """Return how the order changed from each stage to the next, among candidates in both: Kendall's tau, and the places
+    that candidates moved up (down: negative).
+    """
     # Keys by name, the smaller the better. Only candidates that came from the stage before count: controls enter on the
     # last rung, so they have no place in the order of earlier ones.
     stages: list[tuple[str, dict[str, tuple]]] = [("cheap", {c.name: (i,) for i, c in enumerate(outcome.tried)})]
@@ -83,7 +74,7 @@ def list_changes(outcome: SearchOutcome) -> list[OrderChange]:
         after = sorted(before, key=b.__getitem__)
         moves = {name: before.index(name) - after.index(name) for name in names}
         tau = kendall_tau([a[n] for n in names], [b[n] for n in names])
-        changes.append(OrderChange(first, then, tau, moves, len(names)))
+        changes.append({"from": first, "to": then, "kendall_tau": tau, "candidates": len(names), "moved_up": moves})
     return changes
 
 
@@ -154,12 +145,7 @@ def make_document(outcome: SearchOutcome, command: str, extra: dict[str, Any]) -
         "control": outcome.control.name if outcome.control else None,
         "as_good": [c.name for c in list_as_good(outcome)],
         "untouched": {name: asdict(score) for name, score in outcome.untouched.items()},
-        "order": {
-            "changes": [
-                {"from": c.before, "to": c.after, "kendall_tau": c.tau, "candidates": c.count, "moved_up": c.moves}
-                for c in list_changes(outcome)
-            ],
-        },
+        "order": {"changes": list_changes(outcome)},
         "command": command,
     } | extra
 
@@ -212,13 +198,6 @@ def shape_cells(candidate: Candidate, numbers: CheapScores) -> dict[str, str]:
     }
 
 
-def make_candidates_table(ranked: Sequence[Candidate]) -> str:
-    """Return a table of the candidates of a dry run, in this order."""
-    return draw_cells(
-        [shape_cells(c, CheapScores(c.parameters)) | {"head_dim": c.shape.column("head_dim")} for c in ranked]
-    )
-
-
 # -- sentences ------------------------------------------------------------------------------------
 
 
@@ -251,11 +230,9 @@ def describe(outcome: SearchOutcome) -> list[str]:
             "source on other seeds before you believe the difference."
         )
     for step in list_changes(outcome):
-        if step.tau is None:
-            continue
-        lines.append(
-            f"Order {step.before} to {step.after}, {plural(step.count, 'shape')}: Kendall's tau {step.tau:+.2f}."
-        )
+        if step["kendall_tau"] is not None:
+            stages = f"Order {step['from']} to {step['to']}, {plural(step['candidates'], 'shape')}"
+            lines.append(f"{stages}: Kendall's tau {step['kendall_tau']:+.2f}.")
     return [*lines, outcome.says] if outcome.says else lines
 
 

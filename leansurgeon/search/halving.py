@@ -55,7 +55,6 @@ class Result:
 
 
 Results: TypeAlias = dict[str, Result]  # by the candidate's name
-Try = Callable[[Rung, Sequence[Candidate]], Results]
 
 
 def schedule(tries: int) -> list[Rung]:
@@ -69,7 +68,7 @@ def schedule(tries: int) -> list[Rung]:
 
 def climb(
     candidates: Sequence[Candidate],
-    attempt: Try,
+    attempt: Callable[[Rung, Sequence[Candidate]], Results],
     *,
     beside: Callable[[Sequence[Candidate]], Sequence[Candidate]] = lambda survivors: (),
     say: Say = silent,
@@ -79,7 +78,7 @@ def climb(
 
     Raises `LeanSurgeonError` if nothing on a rung has a score.
     """
-    results: list[dict[str, Result]] = []
+    results = []
     alive, rungs = list(candidates), schedule(len(candidates))
     for rung in rungs:
         alive = alive[: rung.size]

@@ -123,7 +123,7 @@ def enumerate_shapes(source: Source, space: Space, budget: Budget, *, init: str,
     """
     axes = combinations(source, space)
     itself = 0
-    by_shape: dict[Shape, Candidate] = {}
+    by_shape = {}
     refused: Counter[str] = Counter()
     too_large = 0
     for layers, heads, mlp in axes:
@@ -205,7 +205,7 @@ def usual_layers(old: list[int]) -> list[str]:
 
 def list_values(text: str, flag: str, old: list[int]) -> list[str]:
     """Parse `6-8,12,2x` into numbers per stage, skipping factors that give no whole number. Raises `UsageError`."""
-    wanted: list[str] = []
+    wanted = []
     for word in (word.strip() for word in text.split(",")):
         if match := re.fullmatch(r"(\d+)-(\d+)", word):
             first, last = int(match[1]), int(match[2])

@@ -19,13 +19,12 @@ from leansurgeon.experiment.jobs import Job, find_finished, make_jobs, prepare_d
 from leansurgeon.experiment.side_by_side import Key, default_parallel, drive
 from leansurgeon.intervals import binomial_variance
 from leansurgeon.progress import Say, silent
-from leansurgeon.reading.jsonfile import JsonObject
 from leansurgeon.search.halving import Result, Results, Rung, Score
 from leansurgeon.search.space import Candidate
 from leansurgeon.training.recipe.durations import parse_duration
 from leansurgeon.training.recipe.schema import ExperimentRecipe, Train, TrainingRecipe
 from leansurgeon.training.runs import folder as runfolder
-from leansurgeon.training.runs.summary import Scores, Summary
+from leansurgeon.training.runs.summary import Scores
 
 ORIGINAL = "original"  # the source itself; trained weights are cut from its own folder
 LENGTH = Fraction(1, 4)  # share of the recipe's length that the last rung gets
@@ -47,7 +46,7 @@ class Trainings:
         jobs, parallel = self.jobs(rung, candidates), default_parallel()
         task = prepare_data(next(iter(jobs.values())).experiment, self.say, model_dir=self.source.folder)
         samples = task.size("train")
-        failed: dict[str, str] = {}
+        failed = {}
         given = {} if self.source.weights is None else {(ORIGINAL, self.seed): None}
         while True:
             left = {key: job for key, job in jobs.items() if key[0] not in failed}
@@ -65,12 +64,28 @@ class Trainings:
         if rung.share < 1:
             for job in jobs.values():
                 forget_weights(job)
-        trained = [c.name for c in candidates if c.name not in failed]
-        results = {name: Result(score_of(done[name, self.seed])) for name in trained}
-        return {c.name: results.get(c.name) or Result(None, failed[c.name]) for c in candidates}
+        results = {}
+        for name in (candidate.name for candidate in candidates):
+            if name in failed:
+                results[name] = Result(None, failed[name])
+                continue
+            task, final = done[name, self.seed].task, done[name, self.seed].final or Scores()
+            if final.metric is None or final.loss is None:
+                raise LeanSurgeonError("A training left no metric.")
+            right = task.percent and "accuracy" in task.metric
+            error = sqrt(binomial_variance(final.metric, task.eval_samples)) if right else None
+            kind = (task.metric_label, task.higher_is_better, task.percent)
+            results[name] = Result(Score(final.metric, *kind, final.loss, task.eval_samples, error))
+        return results
 
     def jobs(self, rung: Rung, candidates: Sequence[Candidate]) -> dict[Key, Job]:
         """Return one training for every candidate."""
+        wanted, arms = {c.name: c.wanted for c in candidates}, {}
+        for name, shape in wanted.items():
+            numbers = {"heads": shape.heads, "layers": shape.layers, "mlp_dim": shape.mlp_dim}
+            head_dim = int(shape.head_dim) if shape.head_dim.isdigit() else shape.head_dim
+            given = {key: value for key, value in numbers.items() if value}
+            arms[name] = given | {"head_dim": head_dim, "init": shape.init}
         recipe = ExperimentRecipe.model_validate(
             {
                 "name": f"rung{rung.number}",
@@ -81,10 +96,9 @@ class Trainings:
                 "task": self.recipe.task.model_dump(),
                 "train": shorten_training(self.recipe.train, rung.share * LENGTH).model_dump(),
                 "measure": None,
-                "arms": {c.name: arm_of(c) for c in candidates},
+                "arms": arms,
             }
         )
-        wanted = {c.name: c.wanted for c in candidates}
         made = make_jobs(recipe, self.folder, wanted, "", default_parallel())
         learned = {} if self.source.weights is None else {"source": str(self.source.folder)}
         return {key: replace(job, prove=False, **learned) for key, job in made.items()}
@@ -94,14 +108,6 @@ def forget_weights(job: Job) -> None:
     """Delete the models of a training, which take much space; the search only needs its summary."""
     for folder in (job.start, job.run / runfolder.BEST, job.run / runfolder.LAST):
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def arm_of(candidate: Candidate) -> JsonObject:
-    """Return the candidate as an arm of an experiment."""
-    wanted = candidate.wanted
-    numbers = {"heads": wanted.heads, "layers": wanted.layers, "mlp_dim": wanted.mlp_dim}
-    head_dim = int(wanted.head_dim) if wanted.head_dim.isdigit() else wanted.head_dim
-    return {key: value for key, value in numbers.items() if value} | {"head_dim": head_dim, "init": wanted.init}
 
 
 def shorten_training(train: Train, share: Fraction) -> Train:
@@ -124,14 +130,3 @@ def scale_length(text: str, share: Fraction) -> str:
     if length.unit == "st":
         return f"{max(1, round(length.value * share))}st"
     return f"{max(0.001, float(length.value * share)):.3f}".rstrip("0").rstrip(".") + length.unit
-
-
-def score_of(summary: Summary) -> Score:
-    """Return the metric at the end of the training, with its standard error if it is a share of right answers."""
-    task, final = summary.task, summary.final or Scores()
-    if final.metric is None or final.loss is None:
-        raise LeanSurgeonError("A training left no metric.")
-    right = task.percent and "accuracy" in task.metric
-    error = sqrt(binomial_variance(final.metric, task.eval_samples)) if right else None
-    kind = (task.metric_label, task.higher_is_better, task.percent)
-    return Score(final.metric, *kind, final.loss, task.eval_samples, error)

@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from leansurgeon import tasks
 from leansurgeon.checkpoints import model as checkpoints
-from leansurgeon.commands.healing import recipe_of
+from leansurgeon.commands.retrain import recipe_of
 from leansurgeon.measure.data import own
 from leansurgeon.report.collect import resume_line
 from leansurgeon.training import data_loader

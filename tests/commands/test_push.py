@@ -10,7 +10,6 @@ import transformers
 from huggingface_hub import ModelCard, constants
 
 from leansurgeon.checkpoints import record
-from leansurgeon.commands import push as room
 from leansurgeon.commands.in_memory import Cut
 from leansurgeon.commands.push import check, push
 from leansurgeon.errors import NotPushed, UsageError
@@ -184,13 +183,13 @@ def test_a_push_that_fails_costs_no_result(there, lean):
 def test_what_can_be_known_is_said_before_the_work(there, monkeypatch, tmp_path):
     for repo in ("me", "me/a/b", "me/with blank", "me/-x-", ""):
         with pytest.raises(UsageError):
-            check(room.Target(repo), print)
+            check(repo, print)
     there.role = "read"
     with pytest.raises(UsageError, match="only read"):
-        check(room.Target("me/x"), print)
+        check("me/x", print)
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
     with pytest.raises(UsageError, match="token"):
-        check(room.Target("me/x"), print)
+        check("me/x", print)
     monkeypatch.delenv("HF_TOKEN")
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "none"))
     calls = len(there.calls)
@@ -210,7 +209,7 @@ def test_a_hub_that_cannot_be_asked_is_tried_when_the_work_is_done(monkeypatch):
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     told: list[str] = []
-    check(room.Target("me/x"), told.append)
+    check("me/x", told.append)
     assert len(told) == 1 and "me/x" in told[0]
 
 

@@ -18,7 +18,7 @@ from leansurgeon.checkpoints.record import Comparison, PairedFigure
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UsageError
 from leansurgeon.experiment import side_by_side, trials
-from leansurgeon.experiment.from_model import make_experiment, parse_variants
+from leansurgeon.experiment.trials import make_experiment, parse_variants
 from leansurgeon.report import paired
 from leansurgeon.report.rows import make_row
 from leansurgeon.report.runs import read_run
@@ -250,8 +250,7 @@ def test_steps_and_seeds_fit_into_the_time(monkeypatch, tmp_path):
     """A step of a second: 400 s hold few steps of one seed; the trainings that follow are those that were said."""
     strangers.classifier(tmp_path / "mine", ("bad", "good"))
     strangers.reviews(tmp_path / "reviews.csv", rows=240)
-    cost = trials.StepCost(step=1.0, rest=1.0, memory=10**9)
-    monkeypatch.setattr(trials, "time_steps", lambda *given: cost)
+    monkeypatch.setattr(trials, "time_steps", lambda *given: (1.0, 1.0, 10**9))
     seen = []
 
     def stop(recipe, *given, **how):
@@ -289,7 +288,7 @@ def test_slow_cuts_cost_trials_and_then_steps(monkeypatch, tmp_path, spent, rate
     opened = open_source(str(tmp_path / "mine"))
     shape = {"lean": {"layers": "2", "heads": "8"}}
     recipe = make_experiment(opened, str(tmp_path / "reviews.csv"), shape, (0, 1), 400.0, 1, None, (), print)
-    monkeypatch.setattr(trials, "time_steps", lambda *given: trials.StepCost(step=1.0, rest=1.0, memory=10**9))
+    monkeypatch.setattr(trials, "time_steps", lambda *given: (1.0, 1.0, 10**9))
     monkeypatch.setattr(trials, "make_starts", lambda *given, **how: None)
     lines = []
     began = time.perf_counter() - spent

@@ -24,7 +24,7 @@ def test_arms_are_the_papers_grid_and_controls_have_the_old_heads(name):
     assert source.config["initializer_range"] == pytest.approx(first.width**-0.5, rel=0.03)
     lean = [stage for arm, stage in stages.items() if arm not in controls]
     if name.startswith("figure3"):
-        grid = {(int(row.printed.words.layers), int(row.printed.words.heads)) for row in EXHIBITS["fig3"].rows}
+        grid = {(int(row.printed.layers), int(row.printed.heads)) for row in EXHIBITS["fig3"].rows}
         assert {(stage.depth, stage.heads) for stage in lean} == grid and len(lean) == len(grid) == 18
         assert len({(stage.head_dim, stage.mlp_dim) for stage in lean}) == 1
     else:

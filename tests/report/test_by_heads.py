@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from leansurgeon.report.charts.forms import COLOURS
-from leansurgeon.report.charts.sections import kappa_by_heads, metric_by_heads, sweep
+from leansurgeon.report.charts.sections import by_heads, sweep
 from leansurgeon.report.collect import collect
 from leansurgeon.report.sections import sections
 from tests.support.report.chart_reading import axis, legend, lines, marks
@@ -87,7 +87,7 @@ def test_the_charts_show_metric_and_kappa_of_every_arm(tmp_path):
     arm(tmp_path, "l8-h16-control", 8, 12, control_of="l8-h16")
     arm(tmp_path, "l6-h2", 6, 2)  # a point alone is no curve
     (section,) = sections(collect([tmp_path]).runs)
-    (metric,), (of_kappa,) = metric_by_heads(section), kappa_by_heads(section)
+    metric, of_kappa = by_heads(section)
     colours = {"12 layers": COLOURS["c0"][0], "8 layers": COLOURS["c1"][0]}
     assert legend(metric.spec) == legend(of_kappa.spec) == colours
     found = dict(lines(metric.spec))

@@ -25,7 +25,7 @@ from leansurgeon.report.charts.forms import lines as drawing
 from leansurgeon.report.charts.render import save, svg
 from leansurgeon.report.charts.sections import head_charts
 from leansurgeon.report.collect import collect
-from leansurgeon.report.runs import POINTS, heads_of, thin_points
+from leansurgeon.report.runs import POINTS, HeadStudy, thin_points
 from leansurgeon.report.sections import sections
 from tests.support.report.chart_reading import axis, legend, lines, marks
 from tests.support.report.report_fixtures import ARMS, kappa, summary, write
@@ -122,7 +122,7 @@ def test_importance_of_every_head(charts):
 def test_every_order_has_its_line():
     points = [{"fraction": 0.0, "loss": 1.0}, {"fraction": 0.5, "loss": 1.25}]
     orders = {"importance": points, "reverse": [{"fraction": 0.5, "loss": 3.0}]}
-    spec = head_charts(heads_of(HEADS | {"curve": {"orders": orders}}))[-1].spec
+    spec = head_charts(HeadStudy.from_dict(HEADS | {"curve": {"orders": orders}}))[-1].spec
     found = legend(spec)
     assert [points[-1] for _, points in lines(spec)] == [(0.5, y) for y in (1.25, 3.0)]
     assert len(found) == 2 and [colour for colour, _ in lines(spec)] == list(found.values())

@@ -11,7 +11,7 @@ import pytest
 
 from leansurgeon.errors import UsageError
 from leansurgeon.report.collect import collect
-from leansurgeon.report.runs import Run
+from leansurgeon.report.runs import Run, describe_comparison, describe_proof
 from leansurgeon.report.sections import sections
 from leansurgeon.report.tables.render import render
 from tests.support.report.report_fixtures import digits, summary, write
@@ -153,12 +153,14 @@ def test_what_is_known_of_a_cut(tmp_path: Path) -> None:
     assert (made.summary.model.parameters, made.parameters_of_source) == (84_182_017, 119_589_889)
     assert made.parts == {"embeddings": None, "attention": 23_000_000, "mlp": None, "rest": None}
     assert made.shape == {"depth": "10", "heads": "24", "head_dim": "32", "mlp_dim": "3072"}
-    assert made.cut.source == "bert-crammed" and made.cut.changes_shape
-    assert "transformers.X" in made.cut.proven and "1,234" in made.cut.proven
-    assert re.search(r"0\.25\b.*\b0\.5000\b.*\b2\.000\b.*\b1\.000\b", made.cut.compared)
+    assert made.cut.source.name == "bert-crammed" and made.cut.plan.before != made.cut.plan.after
+    assert "transformers.X" in describe_proof(made.cut) and "1,234" in describe_proof(made.cut)
+    assert re.search(r"0\.25\b.*\b0\.5000\b.*\b2\.000\b.*\b1\.000\b", describe_comparison(made.cut))
     assert [name for name, _ in made.judged] == ["brown"]
     same = run(tmp_path, SURGERY | {"plan": PLAN | {"after": PLAN["before"]}}, "surgery.json")
-    assert not same.cut.changes_shape and same.cut.proven == same.cut.compared == ""
+    assert (
+        same.cut.plan.before == same.cut.plan.after and describe_proof(same.cut) == describe_comparison(same.cut) == ""
+    )
     plain = run(tmp_path, SURGERY | {"plan": {}}, "surgery.json")
     assert plain.cut is plain.parts is plain.shape is None
 

@@ -19,7 +19,7 @@ from leansurgeon.checkpoints.source import open_source
 from leansurgeon.cli.main import app
 from leansurgeon.errors import UsageError
 from leansurgeon.measure.costs.memory import Setting
-from leansurgeon.search import cheap, limits
+from leansurgeon.search import cheap, outcome
 from leansurgeon.search.outcome import who_is_tried
 from leansurgeon.search.space import Budget, Space, enumerate_shapes
 from leansurgeon.search.trainings import forget_weights
@@ -41,7 +41,7 @@ def here(tmp_path, monkeypatch):
     """An empty folder to work in; memory is the number of parameters, and nothing is reloaded for a proof."""
     monkeypatch.setenv("LEANSURGEON_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(limits, "training_memory", lambda source, shape, setting: shape.depth * 1000)
+    monkeypatch.setattr(outcome, "training_memory", lambda source, shape, setting: shape.depth * 1000)
     monkeypatch.setattr(shrink, "prove_result", lambda *_: None)
     return tmp_path
 
@@ -140,7 +140,7 @@ def tried(budget, folder, monkeypatch):
     whose latency was asked for.
     """
     asked = []
-    monkeypatch.setattr(limits, "latency", lambda _, shape, tokens=None: asked.append(shape) or float(shape.depth))
+    monkeypatch.setattr(outcome, "latency", lambda _, shape, tokens=None: asked.append(shape) or float(shape.depth))
     source = open_source("digits-vit")
     found = enumerate_shapes(source, Space(), budget, init="fresh", calibrated=False)
     numbers = cheap.scores(source, found.candidates, None)

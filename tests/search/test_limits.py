@@ -9,8 +9,7 @@ import pytest
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.measure.costs import memory, speed
 from leansurgeon.measure.data import inputs
-from leansurgeon.search import limits
-from leansurgeon.search.limits import Limit, pick
+from leansurgeon.search.outcome import Limit, latency, pick, training_memory
 from leansurgeon.search.space import Candidate
 from leansurgeon.surgery.requested_shape import RequestedShape
 
@@ -45,7 +44,7 @@ def clock(monkeypatch, *seconds: float) -> list[float]:
 def test_a_latency_is_the_median_of_enough_passes(seconds, count, passes, monkeypatch):
     taken = clock(monkeypatch, *seconds)
     source = open_source("digits-vit")
-    assert limits.latency(source, source.shape.with_(depth=1)) == 1000 * median(taken)
+    assert latency(source, source.shape.with_(depth=1)) == 1000 * median(taken)
     assert len(taken) == count and len(passes) > count  # some before the clock runs
     assert set(map(str, passes)) == {str((False, [(1, 1, 8, 8)]))}  # one sample, nothing is dropped
 
@@ -55,16 +54,16 @@ def test_a_text_is_as_long_as_is_asked_or_as_there_are_positions(asked, tokens, 
     clock(monkeypatch, 1.0)
     folder, _ = saved("bert")
     source = open_source(str(folder))
-    limits.latency(source, source.shape, asked)
+    latency(source, source.shape, asked)
     assert all(size == (1, tokens) for _, sizes in passes for size in sizes)
 
 
 def test_the_memory_of_a_shape_is_that_of_a_model_of_this_shape(saved):
     folder, model = saved("vit", num_hidden_layers=2, num_attention_heads=6, intermediate_size=64)
     shallow, setting = open_source(str(folder)), memory.Setting(8)
-    predicted = limits.training_memory(shallow, shallow.shape, setting)
+    predicted = training_memory(shallow, shallow.shape, setting)
     deep = open_source(str(saved("vit")[0]))
-    assert limits.training_memory(deep, shallow.shape, setting) == predicted
+    assert training_memory(deep, shallow.shape, setting) == predicted
     assert predicted > 4 * 4 * sum(p.numel() for p in model.parameters())  # weights, gradients, two moments in fp32
 
 

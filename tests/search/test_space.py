@@ -10,7 +10,7 @@ import pytest
 from leansurgeon.checkpoints.model import initialise
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UsageError
-from leansurgeon.search.limits import Limit, config_of, covers
+from leansurgeon.search.outcome import Limit, config_of, covers
 from leansurgeon.search.space import Budget, Space, control, enumerate_shapes, list_values, usual_layers
 
 

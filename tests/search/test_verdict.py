@@ -84,13 +84,14 @@ def test_how_the_order_changed_is_scipys_tau(source):
     numbers, values = [CheapScores(c.parameters) for c in four], [0.8, 0.95, 0.9, 0.7]
     made = outcome(source, four, [values, values[:2]], numbers)
     (first, second) = list_changes(made)
-    assert (first.tau, first.count) == (pytest.approx(scipy.stats.kendalltau([4, 3, 2, 1], values).statistic), 4)
-    assert (second.tau, second.count, set(second.moves.values())) == (1.0, 2, {0})
+    tau = scipy.stats.kendalltau([4, 3, 2, 1], values).statistic
+    assert (first["kendall_tau"], first["candidates"]) == (pytest.approx(tau), 4)
+    assert (second["kendall_tau"], second["candidates"], set(second["moved_up"].values())) == (1.0, 2, {0})
     # Moves count places among those that are left.
     made = outcome(source, four, [values], numbers)
     made.rungs[0][four[1].name] = Result(None, "failed")
     (change,) = list_changes(made)
-    assert change.moves == {four[0].name: -1, four[2].name: 1, four[3].name: 0}
+    assert change["moved_up"] == {four[0].name: -1, four[2].name: 1, four[3].name: 0}
 
 
 def test_the_front_compares_on_the_last_rung_that_both_saw(source):

@@ -39,16 +39,6 @@ MARKS = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross")
 LIGHT = {name: pair[0] for name, pair in COLOURS.items()}
 
 
-def form(style: int) -> int:
-    """Return the index of a style's dash and mark: all six differ, and each reuse of the colors shifts them by one."""
-    return (style + style // SERIES) % SERIES
-
-
-def colour(style: int) -> str:
-    """Return the hex color of a style in the light scheme; styles beyond the palette start over."""
-    return LIGHT[f"c{style % SERIES}"]
-
-
 APART = 9  # units between points that would overlap
 # Tick labels, as Vega expressions.
 PLAIN = (
@@ -74,29 +64,14 @@ class Axis:
             return f"{100 * value:.4g} %"
         return f"{value:,.0f}" if self.labels in (COUNT, WHOLE) else plain_small(value)
 
-    def scale(self) -> alt.Scale:
-        """Return a scale that holds every value, with a little room at both ends."""
-        return (
-            alt.Scale(type="log", nice=False, padding=10) if self.log else alt.Scale(zero=False, nice=False, padding=10)
-        )
-
-    def axis(self) -> alt.Axis:
-        """Return Altair's axis with about five ticks."""
+    def channel(self, kind: type[alt.X | alt.Y], field: str) -> alt.X | alt.Y:
+        """Return a field as x or y: a scale that holds every value with a little room at both ends, and about five
+        ticks.
+        """
+        ends = {"type": "log"} if self.log else {"zero": False}
         least = {"tickMinStep": 1} if self.labels == WHOLE else {}
-        return alt.Axis(labelExpr=self.labels, labelOverlap="greedy", labelFlush=False, tickCount=5, **least)
-
-
-def dodge(values: Sequence[float], width: float) -> list[float]:
-    """Return by how many units to move each point along an axis of this width, so that overlapping ones are side by
-    side.
-    """
-    low, high = min(values), max(values)
-    places = [(v - low) / (high - low) * width if high > low else 0.0 for v in values]
-    moved = []
-    for i, place in enumerate(places):
-        near = [j for j, other in enumerate(places) if abs(other - place) < APART]
-        moved.append((near.index(i) - (len(near) - 1) / 2) * APART)
-    return moved
+        axis = alt.Axis(labelExpr=self.labels, labelOverlap="greedy", labelFlush=False, tickCount=5, **least)
+        return kind(field, title=self.title, scale=alt.Scale(**ends, nice=False, padding=10), axis=axis)
 
 
 WIDTH, HEIGHT = 360, 180
@@ -180,10 +155,12 @@ def style_channels(names: Sequence[tuple[str, int]], *, marks: bool = True) -> C
         scale = alt.Scale(domain=domain, range=looks)
         return kind("name:N", scale=scale, title=None, legend=key if legend and len(domain) > 1 else None)
 
+    # All six dashes and marks differ, and each reuse of the colors shifts them by one.
+    forms = [(style + style // SERIES) % SERIES for _, style in names]
     return {
-        "color": channel(alt.Color, [colour(style) for _, style in names], True),
-        "dash": channel(alt.StrokeDash, [list(DASHES[form(style)]) for _, style in names], not marks),
-        "shape": channel(alt.Shape, [MARKS[form(style)] for _, style in names], marks),
+        "color": channel(alt.Color, [LIGHT[f"c{style % SERIES}"] for _, style in names], True),
+        "dash": channel(alt.StrokeDash, [list(DASHES[form]) for form in forms], not marks),
+        "shape": channel(alt.Shape, [MARKS[form] for form in forms], marks),
     }
 
 
@@ -195,8 +172,13 @@ def lines(series: Sequence[Series], x: Axis, y: Axis) -> alt.LayerChart | None:
     if not series:
         return None
     drawn = [(i, s, p) for i, s in enumerate(series) for p in s.points]
-    apart = not any(s.joined for s in series)
-    shifts = dodge([p.x for _, _, p in drawn], WIDTH - 80) if apart else [0.0] * len(drawn)
+    shifts = [0.0] * len(drawn)
+    if not any(s.joined for s in series):  # points that would overlap move side by side
+        low, high = (end(p.x for _, _, p in drawn) for end in (min, max))
+        places = [(p.x - low) / (high - low) * (WIDTH - 80) if high > low else 0.0 for _, _, p in drawn]
+        for i, place in enumerate(places):
+            near = [j for j, other in enumerate(places) if abs(other - place) < APART]
+            shifts[i] = (near.index(i) - (len(near) - 1) / 2) * APART
     rows = [
         {
             "name": s.name,
@@ -217,11 +199,7 @@ def lines(series: Sequence[Series], x: Axis, y: Axis) -> alt.LayerChart | None:
     styles = style_channels(names, marks=any(row["mark"] for row in rows))
     if y.log and min(row["low"] for row in rows) <= 0:
         y = Axis(y.title, y.labels)
-    place = {
-        "x": alt.X("x:Q", title=x.title, scale=x.scale(), axis=x.axis()),
-        "y": alt.Y("y:Q", title=y.title, scale=y.scale(), axis=y.axis()),
-    }
-    layers = []
+    place, layers = {"x": x.channel(alt.X, "x:Q"), "y": y.channel(alt.Y, "y:Q")}, []
     if bars := [row for row in rows if row["low"] != row["high"]]:
         ends = {"y": alt.Y("low:Q", scale=place["y"]["scale"], title=y.title), "y2": "high:Q"}
         rule = alt.Chart(data(bars)).mark_rule(strokeWidth=2, xOffset=SHIFT)

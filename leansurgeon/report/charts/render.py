@@ -71,7 +71,7 @@ def draw(directory: Path, sections: Sequence[Section]) -> list[Path]:
 
 def names(sections: Sequence[Section]) -> list[str]:
     """Return a unique file name for every section."""
-    made: list[str] = []
+    made = []
     for section in sections:
         name = stem(section.name) or "section"
         taken = made.count(name) or any(other.startswith(f"{name}-") for other in made)

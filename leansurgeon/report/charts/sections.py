@@ -6,17 +6,34 @@ A row has the same look in all of them. A new chart is a function here, listed i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import altair as alt
 
+from leansurgeon.checkpoints.record import SurgeryRecord
 from leansurgeon.errors import plural
-from leansurgeon.report.charts.anatomy import of_cuts
-from leansurgeon.report.charts.forms import COUNT, PERCENT, PLAIN, WHOLE, Axis, Chart, Point, Series, cells, lines
-from leansurgeon.report.humans import Spread
+from leansurgeon.report.charts.forms import (
+    COUNT,
+    LIGHT,
+    PERCENT,
+    PLAIN,
+    WHOLE,
+    Axis,
+    Chart,
+    Point,
+    Series,
+    cells,
+    data,
+    finish_chart,
+    lines,
+)
+from leansurgeon.report.humans import Spread, count
 from leansurgeon.report.kappa import Bound
 from leansurgeon.report.rows import Row, Section
-from leansurgeon.report.runs import AttentionHeads, Curve, HeadStudy, Points
+from leansurgeon.report.runs import HeadStudy, describe_comparison
+from leansurgeon.shape import Shape
 
 ONE_DEVIATION = "The bar is one standard deviation over seeds to each side."
 KAPPA = (
@@ -58,100 +75,85 @@ def list_bounded_points(known: Iterable[tuple[float, Bound | None]]) -> tuple[Po
     return tuple(Point(x, bound.value, bound=not bound.exact) for x, bound in known if bound)
 
 
-def one(key: str, title: str, says: str, drawing: alt.LayerChart | None) -> list[Chart]:
-    """Return the chart in a list; an empty list if there was nothing to draw."""
+def draw_lines(key: str, title: str, says: str, series: list[Series], x: Axis, y: Axis) -> list[Chart]:
+    """Return the chart of some series in a list; an empty list if there is nothing to draw."""
+    drawing = lines(series, x, y)
     return [Chart(key, title, says, drawing)] if drawing is not None else []
 
 
 # -- results --------------------------------------------------------------------------------------
 
 
-def metric_by_heads(section: Section) -> list[Chart]:
-    """Draw the paper's figure 3: the metric against heads, one line for every depth."""
-    if section.task is None:
-        return []
-    series = [
-        Series(name, tuple(with_error(heads, row.metric) for heads, row in arms if row.metric), i)
-        for i, (name, arms) in enumerate(sweep(section).items())
-    ]
-    spread = any(p.low != p.high for s in series for p in s.points)
-    says = f"{ONE_DEVIATION if spread else 'One seed each.'} Controls are left out."
-    drawing = lines(series, Axis("heads", WHOLE), metric_axis(section))
-    return one("heads", f"{section.task.label} against heads", says, drawing)
-
-
-def kappa_by_heads(section: Section) -> list[Chart]:
-    """Draw the paper's figure 5: kappa against heads."""
+def by_heads(section: Section) -> list[Chart]:
+    """Draw the paper's figures 3 and 5, the metric and kappa against heads: one line for every depth."""
+    curves, charts = list(enumerate(sweep(section).items())), []
+    if section.task is not None:
+        series = [
+            Series(name, tuple(with_error(heads, row.metric) for heads, row in arms if row.metric), i)
+            for i, (name, arms) in curves
+        ]
+        spread = any(p.low != p.high for s in series for p in s.points)
+        says = f"{ONE_DEVIATION if spread else 'One seed each.'} Controls are left out."
+        title = f"{section.task.label} against heads"
+        charts += draw_lines("heads", title, says, series, Axis("heads", WHOLE), metric_axis(section))
     series = [
         Series(name, list_bounded_points((heads, row.kappa and row.kappa.median) for heads, row in arms), i)
-        for i, (name, arms) in enumerate(sweep(section).items())
+        for i, (name, arms) in curves
     ]
     bounded = " Hollow: at least so much." if any(p.bound for s in series for p in s.points) else ""
     says = f"Median over layers, so compare along a curve and not between depths: kappa grows with depth.{bounded}"
-    drawing = lines(series, Axis("heads", WHOLE), Axis("kappa", log=True))
-    return one("heads-kappa", "Kappa against heads", says, drawing)
+    x, y = Axis("heads", WHOLE), Axis("kappa", log=True)
+    return charts + draw_lines("heads-kappa", "Kappa against heads", says, series, x, y)
 
 
-def metric_by_parameters(section: Section) -> list[Chart]:
-    """Draw the task's metric against the number of parameters."""
-    return metric_against(section, "parameters", Axis("parameters", COUNT), lambda row: row.parameters)
-
-
-def metric_by_latency(section: Section) -> list[Chart]:
-    """Draw the task's metric against the latency of one sample, if the timed rows took turns."""
-    if len({row.measured for row in section.rows if row.latency}) != 1:
-        return []
-    return metric_against(
-        section, "latency", Axis("ms for one sample"), lambda row: row.latency and 1000 * row.latency.median
-    )
-
-
-def metric_against(section: Section, key: str, axis: Axis, of: Callable[[Row], float | None]) -> list[Chart]:
-    """Draw the metric against a quantity, one point for each row that has both; a line marks the original's metric."""
-    known = [(x, row) for row in section.rows if row.metric and (x := of(row))]
-    if section.task is None or len(known) < 2:
-        return []
-    look = styles(section)
-    series = [Series(row.name, (with_error(x, row.metric),), look[row.name], joined=False) for x, row in known]
-    if section.original and section.original.metric:
-        ends, level = (min(x for x, _ in known), max(x for x, _ in known)), section.original.metric.mean
-        points = tuple(Point(x, level) for x in ends)
-        series.append(Series(section.original.name, points, look[section.original.name], marks=False))
-    spread = any(row.metric.sd for _, row in known)
-    says = f"{ONE_DEVIATION if spread else 'One seed each.'} The line is the level of the original."
-    drawing = lines(series, axis, metric_axis(section))
-    return one(key, f"{section.task.label} against {axis.title}", says, drawing)
+def metric_by_cost(section: Section) -> list[Chart]:
+    """Draw the metric against parameters and, if the timed rows took turns, against the latency of one sample: a point
+    for each row that has both, and a line at the original's metric.
+    """
+    costs = {"parameters": (Axis("parameters", COUNT), [row.parameters for row in section.rows])}
+    if len({row.measured for row in section.rows if row.latency}) == 1:
+        times = [row.latency and 1000 * row.latency.median for row in section.rows]
+        costs["latency"] = Axis("ms for one sample"), times
+    look, charts = styles(section), []
+    for key, (axis, values) in costs.items():
+        known = [(x, row) for x, row in zip(values, section.rows, strict=True) if row.metric and x]
+        if section.task is None or len(known) < 2:
+            continue
+        series = [Series(row.name, (with_error(x, row.metric),), look[row.name], joined=False) for x, row in known]
+        if section.original and section.original.metric:
+            level = section.original.metric.mean
+            points = tuple(Point(end(x for x, _ in known), level) for end in (min, max))
+            series.append(Series(section.original.name, points, look[section.original.name], marks=False))
+        spread = any(row.metric.sd for _, row in known)
+        says = f"{ONE_DEVIATION if spread else 'One seed each.'} The line is the level of the original."
+        title = f"{section.task.label} against {axis.title}"
+        charts += draw_lines(key, title, says, series, axis, metric_axis(section))
+    return charts
 
 
 # -- training -------------------------------------------------------------------------------------
 
 
-def by_epoch(section: Section, pick: Callable[[Curve], Points], axis: Axis, chart: tuple[str, str, str]) -> list[Chart]:
-    """Draw a line for every seed whose folder has its curve; `chart` is key, title and text."""
-    look, (key, title, says) = styles(section), chart
-    series = [
-        Series(row.name, tuple(Point(x, y) for x, y in pick(run.curve)), look[row.name], marks=False)
-        for row in section.rows
-        for run in row.runs
-        if run.curve is not None and pick(run.curve)
-    ]
-    says += " One line for every seed." if len(series) > len({s.name for s in series}) else ""
-    return one(key, title, says, lines(series, Axis("epoch"), axis))
-
-
-def metric_by_epoch(section: Section) -> list[Chart]:
-    """Draw the metric on the evaluation samples against epochs, one line for every curve."""
-    if section.task is None:
-        return []
-    chart = "metric", f"{section.task.label} during training", "On the evaluation samples."
-    return by_epoch(section, lambda curve: curve.metric, metric_axis(section), chart)
-
-
-def loss_by_epoch(section: Section) -> list[Chart]:
-    """Draw the training loss (logarithmic axis) against epochs, one line for every curve."""
-    says = "Mean since the last time it was logged; arms may scale it differently (smoothing, distillation)."
-    axis = Axis("training loss", log=True)
-    return by_epoch(section, lambda curve: curve.loss, axis, ("loss", "Training loss", says))
+def by_epoch(section: Section) -> list[Chart]:
+    """Draw the metric on the evaluation samples and the training loss (logarithmic axis) against epochs, a line for
+    every seed whose folder has its curve.
+    """
+    loss = "Mean since the last time it was logged; arms may scale it differently (smoothing, distillation)."
+    drawn = [("loss", "Training loss", loss, Axis("training loss", log=True))]
+    if section.task:
+        title = f"{section.task.label} during training"
+        drawn.insert(0, ("metric", title, "On the evaluation samples.", metric_axis(section)))
+    look, charts = styles(section), []
+    for key, title, says, axis in drawn:
+        series = [
+            Series(row.name, tuple(Point(x, y) for x, y in points), look[row.name], marks=False)
+            for row in section.rows
+            for run in row.runs
+            if run.curve is not None and (points := getattr(run.curve, key))
+        ]
+        says += " One line for every seed." if len(series) > len({s.name for s in series}) else ""
+        charts += draw_lines(key, title, says, series, Axis("epoch"), axis)
+    return charts
 
 
 # -- conditioning ---------------------------------------------------------------------------------
@@ -171,8 +173,7 @@ def kappa_by_layer(section: Section) -> list[Chart]:
             if row.kappa
         ]
         says += "; hollow: at least so much." if any(p.bound for s in series for p in s.points) else "."
-        drawing = lines(series, Axis("layer", WHOLE), Axis("kappa", log=True))
-        charts += one(f"kappa-{key}", title, says, drawing)
+        charts += draw_lines(f"kappa-{key}", title, says, series, Axis("layer", WHOLE), Axis("kappa", log=True))
     return charts
 
 
@@ -190,9 +191,120 @@ def of_heads(section: Section) -> list[Chart]:
     return charts
 
 
+# -- cuts: a model before and after to scale, a column for every layer, a cell for every head --------
+
+STAYS, GOES, NEW = "stays", "is cut out", "new heads"
+CELL_COLOURS = {STAYS: LIGHT["c0"], GOES: LIGHT["line"], NEW: LIGHT["c1"]}
+CHANGES = (("depth", "layers"), ("heads", "heads"))
+MOST = 4  # models of a section to draw
+CELLS = 1_500  # with more heads than this, a layer is one bar
+TALL, UNIT = 84.0, 9.0  # maximum height of the larger block, and of one head
+ABOVE, BETWEEN, BELOW = 16.0, 24.0, 18.0  # text, lines from layer to layer, text
+
+
+@dataclass(frozen=True)
+class Block:
+    """One of the two models: heads of every layer, and where its layers and heads begin."""
+
+    heads: tuple[int, ...]
+    left: float
+    top: float
+    unit: float
+
+    @property
+    def bottom(self) -> float:
+        """Where its longest column ends."""
+        return self.top + self.unit * max(self.heads)
+
+
+def of_cuts(section: Section) -> list[Chart]:
+    """Return charts for the first few models of a section whose layers or heads changed, if the kept layers are known.
+    Skips experiments, whose many arms are described by tables.
+    """
+    charts = []
+    for row in section.rows if section.kind in ("models", "runs") else ():
+        plan = row.cut and row.cut.plan
+        if not plan or plan.before is None or plan.after is None or len(plan.layers) != plan.after.depth:
+            continue
+        if list_heads(plan.before) == list_heads(plan.after) or max(plan.layers) >= plan.before.depth:
+            continue
+        pairs = [(plan.before.column(key), plan.after.column(key), word) for key, word in CHANGES]
+        changes = ", ".join(f"{old} to {new} {word}" for old, new, word in pairs if old != new)
+        old, new = (side.get("total") for side in (plan.parameters_before, plan.parameters_after))
+        says = f"{count(old)} parameters become {count(new)}." if old and new else ""
+        says = f"{says} {describe_comparison(row.cut)}".strip()
+        charts.append(Chart(f"{row.name}-cut", f"{row.name}: {changes}", says, draw_cut(row.cut)))
+    return charts[:MOST]
+
+
+def list_heads(shape: Shape) -> tuple[int, ...]:
+    """Return the number of heads of every layer."""
+    return tuple(stage.heads for stage in shape.stages for _ in range(stage.depth))
+
+
+def draw_cut(cut: SurgeryRecord) -> alt.LayerChart:
+    """Draw the source above, the result below, and a line from each kept layer to its new place."""
+    before, after = list_heads(cut.plan.before), list_heads(cut.plan.after)
+    unit = min(UNIT, TALL / max(*before, *after))
+    source = Block(before, 0.0, ABOVE, unit)
+    result = Block(after, (len(before) - len(after)) / 2, source.bottom + BETWEEN, unit)
+    height = result.bottom + BELOW
+    x = alt.Scale(domain=[0, len(before)], nice=False, zero=False)
+    scale = alt.Scale(domain=[0, height], range=[0, height], nice=False, zero=False)
+    place = {
+        "x": alt.X("x:Q", scale=x, axis=None),
+        "x2": "x2:Q",
+        "y": alt.Y("y:Q", scale=scale, axis=None),
+        "y2": "y2:Q",
+    }
+    marks = [*draw_cells(source, cut, before=True), *draw_cells(result, cut, before=False)]
+    kinds = [what for what in CELL_COLOURS if any(mark["what"] == what for mark in marks)]
+    legend = alt.Legend(orient="bottom", symbolStrokeWidth=0, symbolType="square")
+    fill = alt.Color(
+        "what:N", scale=alt.Scale(domain=kinds, range=[CELL_COLOURS[w] for w in kinds]), title=None, legend=legend
+    )
+    rects = alt.Chart(data(marks)).mark_rect().encode(**place, color=fill, description="says:N")
+    ways = [
+        {"x": kept + 0.5, "x2": result.left + i + 0.5, "y": source.bottom + 3, "y2": result.top - 3}
+        for i, kept in enumerate(cut.plan.layers)
+    ]
+    rules = alt.Chart(data(ways)).mark_rule(color=LIGHT["quiet"], strokeWidth=0.7).encode(**place)
+    words = [
+        {"x": 0, "y": y, "text": f"{when}: {shape.depth} layers of {shape.column('heads')} heads"}
+        for y, when, shape in (
+            (ABOVE - 7, "before", cut.plan.before),
+            (result.bottom + 11, "after", cut.plan.after),
+        )
+    ]
+    labels = alt.Chart(data(words)).mark_text(align="left").encode(x=place["x"], y=place["y"], text="text:N")
+    return finish_chart(alt.layer(rules, rects, labels), height=round(height))
+
+
+def draw_cells(block: Block, cut: SurgeryRecord, *, before: bool) -> Iterator[dict[str, Any]]:
+    """Yield a rectangle for every head of every layer; for large models one for every layer and kind."""
+    whole = sum(block.heads) > CELLS
+    old = list_heads(cut.plan.before)
+    for i, heads in enumerate(block.heads):
+        kinds = [GOES if before and i not in cut.plan.layers else STAYS] * heads
+        if not before:
+            kinds[min(heads, old[cut.plan.layers[i]]) :] = [NEW] * max(0, heads - old[cut.plan.layers[i]])
+        runs = [(kind, kinds.index(kind), kinds.count(kind)) for kind in dict.fromkeys(kinds)] if whole else None
+        for kind, first, many in runs or [(kind, j, 1) for j, kind in enumerate(kinds)]:
+            top = block.top + first * block.unit
+            yield {
+                "what": kind,
+                "x": block.left + i + 0.1,
+                "x2": block.left + i + 0.9,
+                "y": top,
+                "y2": top + many * block.unit - min(1.0, block.unit / 4),
+                "says": f"{'before' if before else 'after'}, layer {i + 1}, "
+                f"{f'head {first + 1}' if many == 1 else f'{many} heads'}: {kind}",
+            }
+
+
 OF_SECTION: dict[str, tuple[Callable[[Section], list[Chart]], ...]] = {
-    "Results": (metric_by_heads, kappa_by_heads, metric_by_parameters, metric_by_latency),
-    "Training curves": (metric_by_epoch, loss_by_epoch),
+    "Results": (by_heads, metric_by_cost),
+    "Training curves": (by_epoch,),
     "What was cut, and why": (of_cuts,),
     "Conditioning": (kappa_by_layer,),
     "Head importance": (of_heads,),
@@ -211,7 +323,7 @@ def head_charts(study: HeadStudy, name: str = "", key: str = "") -> list[Chart]:
     score as heads are switched off, one line for every order. `name` begins the titles and `key` the file names.
     """
     begin = f"{name}: " if name else ""
-    kinds: dict[str, list[AttentionHeads]] = {}
+    kinds = {}
     for attention in study.attentions:
         if attention.importance:
             kinds.setdefault(attention.kind, []).append(attention)
@@ -228,10 +340,9 @@ def head_charts(study: HeadStudy, name: str = "", key: str = "") -> list[Chart]:
     for i, (order, said) in enumerate(ORDERS.items()):
         points = [(point.fraction, getattr(point, study.score)) for point in study.curve.orders.get(order, ())]
         series.append(Series(said, tuple(Point(*at) for at in points if None not in at), i))
-    labels = PERCENT if study.score == "accuracy" else PLAIN
-    drawing = lines(series, Axis("share of heads off", PERCENT), Axis(study.score, labels))
+    x, y = Axis("share of heads off", PERCENT), Axis(study.score, PERCENT if study.score == "accuracy" else PLAIN)
     says = "On held-out samples, without retraining."
-    return [*charts, *one(f"{key}heads-pruning", f"{begin}heads switched off", says, drawing)]
+    return charts + draw_lines(f"{key}heads-pruning", f"{begin}heads switched off", says, series, x, y)
 
 
 LEAST = 3  # numbers of heads that make a curve

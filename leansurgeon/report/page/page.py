@@ -8,6 +8,7 @@ not measured.
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -15,37 +16,42 @@ from pathlib import Path
 from typing import Any
 
 from leansurgeon.errors import UsageError, plural
+from leansurgeon.reading.values import text
 from leansurgeon.report import humans
 from leansurgeon.report.charts.forms import COLOURS
 from leansurgeon.report.charts.render import svg
 from leansurgeon.report.charts.sections import of_section
 from leansurgeon.report.collect import Collection
 from leansurgeon.report.notes import notes, setting
-from leansurgeon.report.page import again, parts
-from leansurgeon.report.page.parts import Block, Cell, Part, cell, figures
+from leansurgeon.report.page.parts import (
+    Block,
+    Cell,
+    Code,
+    Facts,
+    Group,
+    Part,
+    cell,
+    figures,
+    shorten,
+    show_benches,
+    show_changes,
+    show_conditioning,
+    show_cost,
+    show_cuts,
+    show_results,
+)
 from leansurgeon.report.page.parts import sentences as as_words
 from leansurgeon.report.rows import Row, Section
+from leansurgeon.report.runs import Run, describe_comparison
 from leansurgeon.report.tables.columns import define_columns, show_seconds
 from leansurgeon.report.verdict import conclude, controls_of, warnings
-from leansurgeon.training.runs.folder import write_text
+from leansurgeon.training.runs.folder import call_in, write_text
 from leansurgeon.version import __version__
 
 # The browser blocks what the page must not do: run a script, load anything, send a form.
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 HOW = "This page needs nothing but itself; `leansurgeon report --json` has the tables for programs."
 TEMPLATES = Path(__file__).parent / "templates"
-# The headings of a section, their contents, and the notes that belong there.
-PARTS: tuple[tuple[str, Callable[[Section], list[Block]], tuple[str, ...]], ...] = (
-    ("Results", parts.show_results, ("quality", "runs")),
-    ("What changed for real samples", parts.show_changes, ()),
-    ("Training curves", lambda s: figures(of_section(s, "Training curves")), ()),
-    ("What was cut, and why", parts.show_cuts, ()),
-    ("Conditioning", parts.show_conditioning, ("kappa",)),
-    ("Head importance", lambda s: figures(of_section(s, "Head importance")), ()),
-    ("Memory and speed", parts.show_cost, ("memory", "speed")),
-    ("Speed apart from training", parts.show_benches, ()),
-    ("Do it again", again.show_commands, ()),
-)
 # What a section can hold, and how to get it if it is missing.
 GET = {
     "Training curves": "Training curves: keep metrics.jsonl beside summary.json in the folder of a run.",
@@ -66,20 +72,6 @@ class Tile:
     caveats: Sequence[str] = ()
 
 
-@dataclass(frozen=True)
-class Chapter:
-    """A section in the form that the templates take."""
-
-    anchor: str
-    name: str
-    under: str
-    tiles: list[Tile]
-    verdicts: list[str]
-    warnings: list[str]
-    parts: list[Part]
-    missing: list[str]
-
-
 def write(path: Path, sections: Sequence[Section], collection: Collection) -> None:
     """Write the page to `path` atomically; for a link, write its target. Raises `UsageError` if that cannot
     be written.
@@ -91,9 +83,26 @@ def write(path: Path, sections: Sequence[Section], collection: Collection) -> No
 
 
 def page(sections: Sequence[Section], collection: Collection) -> str:
-    """Return the whole page."""
-    chapters = [make_chapter(section, i) for i, section in enumerate(sections, 1)]
-    heading = chapters[0].name if len(chapters) == 1 else "leansurgeon report"
+    """Return the whole page: a chapter for each experiment, the runs of each task, and the untrained models."""
+    chapters = []
+    for i, section in enumerate(sections, 1):
+        row, shown = headline(section), make_parts(section)
+        titles = {part.title for part in shown}
+        # What the missing parts measure is stored in the folders of runs.
+        get = {} if section.kind in ("glue", "models") else GET
+        chapters.append(
+            {
+                "anchor": f"s{i}",
+                "name": name_section(section, row),
+                "under": describe_section(section, row),
+                "tiles": make_tiles(section, row) if row and section.kind != "glue" else [],
+                "verdicts": conclude(section),
+                "warnings": warnings(section),
+                "parts": shown,
+                "missing": [how for title, how in get.items() if title not in titles],
+            }
+        )
+    heading = chapters[0]["name"] if len(chapters) == 1 else "leansurgeon report"
     return load_template().render(
         chapters=chapters,
         heading=heading,
@@ -101,24 +110,6 @@ def page(sections: Sequence[Section], collection: Collection) -> str:
         problems=collection.problems,
         policy=POLICY,
         foot=f"Made by leansurgeon {__version__}. {HOW}",
-    )
-
-
-def make_chapter(section: Section, index: int) -> Chapter:
-    """Return the chapter of one experiment, the runs of one task, or the untrained models."""
-    row = headline(section)
-    shown = make_parts(section)
-    titles = {part.title for part in shown}
-    return Chapter(
-        anchor=f"s{index}",
-        name=name_section(section, row),
-        under=describe_section(section, row),
-        tiles=make_tiles(section, row) if row and section.kind != "glue" else [],
-        verdicts=conclude(section),
-        warnings=warnings(section),
-        parts=shown,
-        # What these measure is stored in the folders of runs.
-        missing=[how for title, how in GET.items() if title not in titles and section.kind not in ("glue", "models")],
     )
 
 
@@ -168,9 +159,9 @@ def describe_section(section: Section, row: Row | None) -> str:
     first, source = section.original or row, ""
     if first is not None and first.runs and section.kind != "glue":
         run = first.runs[0]
-        source = parts.shorten(run.summary.model.source or (run.cut.source if run.cut else ""))
+        source = shorten(run.summary.model.source or (text(run.cut.source.name, "?") if run.cut else ""))
     model = [source] if source not in ("", name_section(section, row)) else []
-    if row is not None and row.shape and row.cut and row.cut.changes_shape:
+    if row is not None and row.shape and row.cut and row.cut.plan.before != row.cut.plan.after:
         model.append(f"cut to {row.shape['depth']} layers of {row.shape['heads']} heads")
     when = max((run.when for run in section.runs), default=0.0)
     day = datetime.fromtimestamp(when, UTC)
@@ -196,7 +187,7 @@ def make_tiles(section: Section, row: Row) -> list[Tile]:
     figure = cell(humans.count(row.parameters), row.parameters, "parameters")
     tiles = [Tile("Size", figure, join_clauses(beside))]
     if section.task is None or row.metric is None:
-        tiles.append(Tile("Quality", Cell("not trained yet"), row.cut.compared if row.cut else ""))
+        tiles.append(Tile("Quality", Cell("not trained yet"), describe_comparison(row.cut) if row.cut else ""))
     else:
         shown, lean = define_columns(section)["metric"], [other for other in section.rows if other.role == "lean"]
         best = f"{row.name}, the best of {plural(len(lean), 'lean arm')} in this figure" if len(lean) > 1 else row.name
@@ -223,6 +214,87 @@ def join_clauses(clauses: Iterable[str]) -> str:
     return f"{said}." if said else ""
 
 
+# -- how to do it again -----------------------------------------------------------------------------
+
+
+def show_commands(section: Section) -> list[Block]:
+    """Return what was run, on what, and how to run it again."""
+    runs, kappas = section.runs, [row.kappa for row in section.rows if row.kappa]
+    if not runs:
+        return []
+    first = runs[0].summary
+    amounts = [(first.task.train_samples, "to train"), (first.task.eval_samples, "to evaluate")]
+    source, licence = (text(first.task.data.get(key)) for key in ("source", "licence"))
+    seeds = [(row.name, sorted(seed for seed in row.seeds if seed is not None)) for row in section.rows if row.seeds]
+    by_row = {name: ", ".join(map(str, known)) for name, known in seeds}
+    same = len(set(by_row.values())) == 1
+    dates = sorted({run.summary.finished for run in runs} - {""})
+    pairs = {
+        "seeds": "; ".join(list(by_row.values())[:1] if same else (f"{name}: {said}" for name, said in by_row.items())),
+        "samples": ", ".join(f"{n:,.0f} {what}" for n, what in amounts if n is not None),
+        "kappa": f"{humans.join_words(dict.fromkeys(str(k.samples) for k in kappas))} samples" if kappas else "",
+        "data": f"{source} ({licence})" if licence else source,
+        "hardware": humans.join_words(dict.fromkeys(run.summary.device for run in runs if run.summary.device)),
+        "precision": humans.join_words(dict.fromkeys(row.precision for row in section.rows if row.precision)),
+        "software": ", ".join(f"{name} {version}" for name, version in first.versions.items()),
+        "finished": " to ".join((*dates[:1], *dates[1:][-1:])),
+    }
+    file = next((run.experiment_file for run in runs if run.experiment_file), None)
+    if section.kind != "experiment":
+        lines = [line for row in section.rows for run in row.runs[:1] for line in list_commands(run)]
+    elif file and file.call:  # as it was typed, with its --set and --seeds
+        lines = [show_call(file.call)]
+    else:
+        name = shlex.quote(file.path.name if file else section.name.split(",")[0])
+        note = "the file below" if file else "and the --set of the first call, if there was one"
+        known = ",".join(map(str, seeds[0][1] if seeds else [0]))
+        lines = [f"leansurgeon run {name} --seeds {known}    # {note}"]
+    blocks = [Code("\n".join(lines))] if lines else []
+    if facts := tuple(pair for pair in pairs.items() if pair[1]):
+        blocks.append(Facts(facts))
+    for run in runs:  # the settings in full: those of the experiment if `run` wrote them
+        file = run.experiment_file
+        said = file.text if file else run.recipe or ""
+        # The command in the first line may name folders of this machine.
+        said = said.split("\n", 1)[-1] if call_in(said) else said
+        if said:
+            whose = "the experiment" if file else f"{run.path.name} (every run has its own in its folder)"
+            blocks.append(Group(f"Recipe of {whose}, with every setting", (Code(said.rstrip()),), folded=True))
+            break
+    return blocks
+
+
+def list_commands(run: Run) -> list[str]:
+    """Return the commands that lead to one model or run: the cut, and the training after it."""
+    made = call_in(f"# {run.cut.call}") if run.cut else ""  # checked: a record may hold any text
+    lines = [show_call(made)] if made else []
+    if run.kind == "run":
+        call = shlex.split(call_in(run.recipe or ""))  # its own recipe records the model it began with
+        model = shlex.quote(shorten(call[2])) if len(call) > 2 else "MODEL"
+        # A run's recipe is resolved and holds all its settings.
+        lines.append(f"leansurgeon retrain {model} --recipe {shlex.quote(f'{run.path.name}/recipe.yaml')}")
+    return lines
+
+
+def show_call(call: str) -> str:
+    """Return a recorded command without the folders of this machine."""
+    return shlex.join(shorten(word) if word.startswith("/") else word for word in shlex.split(call))
+
+
+# The headings of a section, their contents, and the notes that belong there.
+PARTS: tuple[tuple[str, Callable[[Section], list[Block]], tuple[str, ...]], ...] = (
+    ("Results", show_results, ("quality", "runs")),
+    ("What changed for real samples", show_changes, ()),
+    ("Training curves", lambda s: figures(of_section(s, "Training curves")), ()),
+    ("What was cut, and why", show_cuts, ()),
+    ("Conditioning", show_conditioning, ("kappa",)),
+    ("Head importance", lambda s: figures(of_section(s, "Head importance")), ()),
+    ("Memory and speed", show_cost, ("memory", "speed")),
+    ("Speed apart from training", show_benches, ()),
+    ("Do it again", show_commands, ()),
+)
+
+
 # -- template -------------------------------------------------------------------------------------
 
 
@@ -230,6 +302,12 @@ def load_template() -> Any:
     """Load the template of the page; undefined names in it are errors."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
+
+    def printable(value: str | float | None) -> str | float | None:
+        """Replace control characters, which could affect the browser or the encoder; escaping happens later."""
+        if not isinstance(value, str) or isinstance(value, Markup):
+            return value
+        return "".join(c if c.isprintable() or c in "\n\t\u00a0" else "?" for c in value)
 
     made = Environment(
         loader=FileSystemLoader(TEMPLATES),
@@ -248,13 +326,5 @@ def load_template() -> Any:
     made.globals["style"] = Markup(style)  # a file of this package
     made.filters["svg"] = lambda chart: Markup(svg(chart))  # written by an XML library, which escapes
     made.filters["pieces"] = lambda line: line.split("`")
+    made.filters["kind"] = lambda block: type(block).__name__
     return made.get_template("page.html.j2")
-
-
-def printable(value: str | float | None) -> str | float | None:
-    """Replace control characters, which could affect the browser or the encoder; escaping happens later."""
-    from markupsafe import Markup
-
-    if not isinstance(value, str) or isinstance(value, Markup):
-        return value
-    return "".join(c if c.isprintable() or c in "\n\t\u00a0" else "?" for c in value)

@@ -5,19 +5,18 @@ code, facts, groups. The templates define the look of each.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any
 
 from leansurgeon.errors import plural
 from leansurgeon.reading.jsonfile import Json, value_at
 from leansurgeon.reading.values import items, text, whole, words
-from leansurgeon.report import humans
 from leansurgeon.report.charts.forms import Chart
 from leansurgeon.report.charts.sections import of_section
-from leansurgeon.report.humans import NONE, join_words
-from leansurgeon.report.rows import Row, Section
-from leansurgeon.report.runs import PARTS, SHAPE, Bench, BenchRow, CutSummary
+from leansurgeon.report.humans import NONE, join_words, memory, plain
+from leansurgeon.report.rows import Section
+from leansurgeon.report.runs import PARTS, SHAPE, describe_comparison, describe_proof
 from leansurgeon.report.tables.columns import (
     INVARIANTS,
     LAYERS,
@@ -53,7 +52,6 @@ class Table:
     the caption to screen readers only.
     """
 
-    kind: ClassVar[str] = "table"
     caption: str
     heads: Sequence[str]
     rows: Sequence[Sequence[Cell]]
@@ -63,7 +61,8 @@ class Table:
 
 @dataclass(frozen=True)
 class Figures:
-    kind: ClassVar[str] = "figures"
+    """Charts side by side."""
+
     charts: tuple[Chart, ...]
 
 
@@ -79,14 +78,14 @@ class Line:
 class Words:
     """Sentences as a list. `look` is "", "quiet", "lead" or "warn"."""
 
-    kind: ClassVar[str] = "words"
     lines: tuple[Line, ...]
     look: str = ""
 
 
 @dataclass(frozen=True)
 class Code:
-    kind: ClassVar[str] = "code"
+    """What is typed or stored in a file, as it is."""
+
     text: str
 
 
@@ -94,7 +93,6 @@ class Code:
 class Facts:
     """Pairs of name and value."""
 
-    kind: ClassVar[str] = "facts"
     pairs: tuple[tuple[str, str], ...]
 
 
@@ -102,27 +100,16 @@ class Facts:
 class Group:
     """Blocks under a heading; if `folded`, the reader opens it."""
 
-    kind: ClassVar[str] = "group"
     title: str
     blocks: tuple[Block, ...]
     folded: bool = False
 
 
 @dataclass(frozen=True)
-class Example:
-    """One sample; `image` is a data URL."""
-
-    text: str
-    image: str
-    pairs: tuple[tuple[str, str], ...]
-
-
-@dataclass(frozen=True)
 class Examples:
-    """Real samples: each a text or a picture, with pairs of model and answer."""
+    """Real samples: `text`, or `image` as a data URL, with `pairs` of model and answer."""
 
-    kind: ClassVar[str] = "examples"
-    samples: tuple[Example, ...]
+    samples: tuple[Mapping[str, Any], ...]
 
 
 Block = Table | Figures | Words | Code | Facts | Group | Examples
@@ -209,7 +196,7 @@ def show_changes(section: Section) -> list[Block]:
         truth = text(value_at(one, "truth"))
         pairs = [("truth", truth)] if truth else []
         pairs += [(text(name), text(said)) for name, said in objects_in(one, "answers")]
-        shown.append(Example(text(value_at(one, "text")), text(value_at(one, "image")), tuple(pairs)))
+        shown.append({key: text(value_at(one, key)) for key in ("text", "image")} | {"pairs": pairs})
     numbers = {key: whole(document.get(key)) or 0 for key in ("differ", "samples")}
     lead = sentences(
         [says.format(**numbers) if shown else f"All answer alike on {numbers['samples']} samples."], "quiet"
@@ -239,99 +226,96 @@ def show_cost(section: Section) -> list[Block]:
 
 
 def show_benches(section: Section) -> list[Block]:
-    """Return a table for every row whose folder holds `bench.json`, of its first seed that has one."""
-    found = [(row.name, next((run.bench for run in row.runs if run.bench), None)) for row in section.rows]
-    return [block for name, bench in found if bench for block in show_bench(name, bench)]
-
-
-def show_bench(name: str, bench: Bench) -> list[Block]:
-    """Return step, latency, throughput and peak memory of a model's shapes and attention backends, with the remarks."""
-    heads = ["", "backend", "step, ms", "forward of one sample, ms", "forward of a batch, ms"]
-    heads += [f"training, {bench.unit}/s", f"forward, {bench.unit}/s", "peak", "step against the first"]
-    load = bench.load
-    says = f"{name}: batch {load.batch or '?'}"
-    says += f" of {load.tokens:,} tokens" if load.tokens and bench.unit == "tokens" else ""
-    says += f", {load.precision}, on {bench.device}"
-    says += f"; medians of {f'{load.rounds:,} ' if load.rounds else ''}interleaved rounds, new weights"
-
-    def cells(row: BenchRow) -> list[Cell]:
-        """Return times in ms, samples per second, memory, and the comparison with the first row."""
-        times = [row.time(key) for key in ("step", "forward_1", "forward")]
-        figures = [None if time is None else 1000 * time for time in times]
-        figures += [row.training_per_second, row.forward_per_second]
-        against = row.step_against_first
-        # Equality cannot be shown, since rounds vary.
-        verdict = {"same": "not told apart"}.get(against.verdict, against.verdict) if row is not bench.rows[0] else ""
-        return [
-            cell(row.name),
-            cell(row.backend or NONE),
-            *(cell(humans.plain(value), value) for value in figures),
-            cell(humans.memory(row.peak_memory), row.peak_memory),
-            cell(humans.plain(against.median), against.median, f"({verdict})" if verdict else ""),
-        ]
-
-    peak = [f"Peak: {bench.peak_memory_kind}."] if bench.peak_memory_kind else []
-    table = Table(says, heads, [cells(row) for row in bench.rows])
-    return [table, *sentences(peak, "quiet"), *sentences((*bench.skipped, *bench.remarks))]
+    """Return a table for every row whose folder holds `bench.json`, of its first seed that has one: step, latency,
+    throughput and peak memory of the model's shapes and attention backends, with the remarks.
+    """
+    blocks = []
+    for row in section.rows:
+        bench = next((run.bench for run in row.runs if run.bench), None)
+        if bench is None:
+            continue
+        heads = ["", "backend", "step, ms", "forward of one sample, ms", "forward of a batch, ms"]
+        heads += [f"training, {bench.unit}/s", f"forward, {bench.unit}/s", "peak", "step against the first"]
+        load, cells = bench.load, []
+        says = f"{row.name}: batch {load.batch or '?'}"
+        says += f" of {load.tokens:,} tokens" if load.tokens and bench.unit == "tokens" else ""
+        says += f", {load.precision}, on {bench.device}"
+        says += f"; medians of {f'{load.rounds:,} ' if load.rounds else ''}interleaved rounds, new weights"
+        for timed in bench.rows:
+            times = [timed.time(key) for key in ("step", "forward_1", "forward")]
+            figures = [None if time is None else 1000 * time for time in times]
+            figures += [timed.training_per_second, timed.forward_per_second]
+            against = timed.step_against_first
+            # Equality cannot be shown, since rounds vary.
+            verdict = {"same": "not told apart"}.get(against.verdict, against.verdict)
+            beside = f"({verdict})" if verdict and timed is not bench.rows[0] else ""
+            cells.append(
+                [
+                    cell(timed.name),
+                    cell(timed.backend or NONE),
+                    *(cell(plain(value), value) for value in figures),
+                    cell(memory(timed.peak_memory), timed.peak_memory),
+                    cell(plain(against.median), against.median, beside),
+                ]
+            )
+        peak = [f"Peak: {bench.peak_memory_kind}."] if bench.peak_memory_kind else []
+        remarks = sentences((*bench.skipped, *bench.remarks))
+        blocks += [Table(says, heads, cells), *sentences(peak, "quiet"), *remarks]
+    return blocks
 
 
 # -- cuts -----------------------------------------------------------------------------------------
 
 
 def show_cuts(section: Section) -> list[Block]:
-    """Return a block for every row whose shape differs from its source's; an experiment's shapes are in one table."""
-    together = section.kind == "experiment"
-    cuts = [
-        Group(row.name, tuple(show_cut(row, row.cut, together)))
-        for row in section.rows
-        if row.cut and row.cut.changes_shape
-    ]
+    """Return what was done to the source of every row whose shape changed, and why, from its surgery record; an
+    experiment's shapes are in one table.
+    """
+    together, cuts = section.kind == "experiment", []
+    for row in section.rows:
+        cut = row.cut
+        if not cut or cut.plan.before == cut.plan.after:
+            continue
+        decided, plan = cut.decided, cut.plan
+        digests = [f"{name} {digest[:16]}…" for name, digest in words(cut.source.sha256).items()]
+        weights = f" (SHA-256 of its weights: {', '.join(digests)})" if digests else ""
+        saved = [f"{key} {-value:+,.0f}" for key, value in plan.saved_by.items() if value]
+        order = " (in this order)" if len(saved) > 1 else ""
+        data, by = decided.calibration, f", chosen by {decided.criterion}" if decided.criterion else ""
+        sampled = data and (data.says or data.sha256)
+        refitted = plural(decided.changed_tensors, "tensor") if decided.changed_tensors else ""
+        said = [
+            Line(f"From `{shorten(text(cut.source.name, '?'))}`{weights}."),
+            Line(f"Change in parameters by {join_words(saved)}{order}." if saved else ""),
+            *(Line(f" ({o.exactness}): {o.says}", o.name) for o in plan.operators),
+            Line(f"{plan.why.rstrip('.')}." if plan.why else ""),
+            Line(f"Sample data: {data.says}, SHA-256 {data.sha256[:16]}…" if sampled else ""),
+            Line(f"Layers kept (from 0): {', '.join(map(str, decided.layers))}{by}." if decided.layers else ""),
+            Line(f"{refitted} refitted or made anew on the sample data." if refitted else ""),
+            *(
+                Line(f"Seed {run.summary.seed} kept other layers: {', '.join(map(str, run.cut.plan.layers))}.")
+                for run in row.runs
+                if run.cut and run.cut is not cut and run.cut.plan.layers not in ((), plan.layers)
+            ),
+            Line(describe_proof(cut) or "Proof: not reloaded after writing."),
+            Line(describe_comparison(cut)),
+        ]
+        blocks = [Words(tuple(line for line in said if line.text))]
+        if not together and plan.before and plan.after:
+            rows = shapes(plan.before, plan.after, ("depth", "heads", "head_dim", "kv_heads", "mlp_dim", "width"))
+            rows += parameters(plan.parameters_before, plan.parameters_after)
+            says, heads = f"{row.name}: before and after the cut", ["", "before", "after", "change"]
+            blocks.append(Table(says, heads, [list(map(cell, line)) for line in rows], cards=False))
+        heads, rows, note = list_candidates(decided)
+        if rows:
+            candidates = [[*map(cell, line[1:-1]), Cell(line[-1], beside="taken" if line[0] else "")] for line in rows]
+            blocks.append(Table(f"Sets of layers that were tried. {note}", heads[1:], candidates, cards=False))
+        cuts.append(Group(row.name, tuple(blocks)))
     if not cuts:
         return []
     columns = rename(pick(define_columns(section), SHAPES), SHAPE_HEADS)
     table = [grid("Shape, and parameters by part", section.rows, columns)] if together else []
     return [*table, *figures(of_section(section, "What was cut, and why")), *cuts]
-
-
-def show_cut(row: Row, cut: CutSummary, together: bool) -> list[Block]:
-    """Return what was done to the source and why, from its surgery record."""
-    decided, plan = cut.record.decided, cut.plan
-    digests = [f"{name} {digest[:16]}…" for name, digest in words(cut.record.source.sha256).items()]
-    weights = f" (SHA-256 of its weights: {', '.join(digests)})" if digests else ""
-    saved = [f"{key} {-value:+,.0f}" for key, value in plan.saved_by.items() if value]
-    order = " (in this order)" if len(saved) > 1 else ""
-    data, by = decided.calibration, f", chosen by {decided.criterion}" if decided.criterion else ""
-    said = [
-        Line(f"From `{shorten(cut.source)}`{weights}."),
-        Line(f"Change in parameters by {join_words(saved)}{order}." if saved else ""),
-        *(Line(f" ({o.exactness}): {o.says}", o.name) for o in plan.operators),
-        Line(f"{plan.why.rstrip('.')}." if plan.why else ""),
-        Line(f"Sample data: {data.says}, SHA-256 {data.sha256[:16]}…" if data and (data.says or data.sha256) else ""),
-        Line(f"Layers kept (from 0): {', '.join(map(str, decided.layers))}{by}." if decided.layers else ""),
-        Line(
-            f"{plural(decided.changed_tensors, 'tensor')} refitted or made anew on the sample data."
-            if decided.changed_tensors
-            else ""
-        ),
-        *(
-            Line(f"Seed {run.summary.seed} kept other layers: {', '.join(map(str, run.cut.plan.layers))}.")
-            for run in row.runs
-            if run.cut and run.cut is not cut and run.cut.plan.layers not in ((), plan.layers)
-        ),
-        Line(cut.proven or "Proof: not reloaded after writing."),
-        Line(cut.compared),
-    ]
-    blocks = [Words(tuple(line for line in said if line.text))]
-    if not together and plan.before and plan.after:
-        rows = shapes(plan.before, plan.after, ("depth", "heads", "head_dim", "kv_heads", "mlp_dim", "width"))
-        rows += parameters(plan.parameters_before, plan.parameters_after)
-        says = f"{row.name}: before and after the cut"
-        blocks.append(Table(says, ["", "before", "after", "change"], [list(map(cell, line)) for line in rows], False))
-    heads, rows, note = list_candidates(decided)
-    if rows:
-        candidates = [[*map(cell, line[1:-1]), Cell(line[-1], beside="taken" if line[0] else "")] for line in rows]
-        blocks.append(Table(f"Sets of layers that were tried. {note}", heads[1:], candidates, cards=False))
-    return blocks
 
 
 def shorten(path: str) -> str:

@@ -139,10 +139,6 @@ def define_columns(section: Section, *, short: bool = False) -> dict[str, Column
     # Names what was measured; if a table mixes both kinds, each cell says which.
     memory_head = "peak\nmemory" if len(kinds) > 1 else "GPU\npeak" if kinds == {True} else "peak RSS\n(CPU)"
 
-    def show_throughput(value: float | None) -> str:
-        """Return a rate as text, without decimals from a hundred per second on."""
-        return humans.count(value) if (value or 0) >= 100 else humans.plain(value)
-
     def show_change(row: Row) -> str:
         """Return the change against the original or the source; a dash for the original itself."""
         return NONE if row.role == "original" else humans.change(row.parameters, row.reference_parameters)
@@ -166,13 +162,16 @@ def define_columns(section: Section, *, short: bool = False) -> dict[str, Column
             *(Column(key, head, f"shape.{key}") for key, head in zip(SHAPE, SHAPE_HEADS, strict=True)),
             Column("size", "size", "size", humans.memory),
             Column("inference_memory", "memory", "inference_memory", humans.memory),
-            Column("latency", "latency", "latency", show_seconds, lambda value: value and value.median),
-            Column(
-                "batch_latency", "batch\nlatency", "batch_latency", show_seconds, lambda value: value and value.median
-            ),
+            Column("latency", "latency", "latency", show_seconds, median),
+            Column("batch_latency", "batch\nlatency", "batch_latency", show_seconds, median),
             Column("memory", memory_head, lambda row: row, show_memory, lambda row: plain(row.memory)),
             Column("step_ms", "ms/\nstep", "step_ms", of_mean(humans.plain)),
-            Column("throughput", unit, "throughput", of_mean(show_throughput)),
+            Column(  # without decimals from a hundred per second on
+                "throughput",
+                unit,
+                "throughput",
+                of_mean(lambda value: humans.count(value) if (value or 0) >= 100 else humans.plain(value)),
+            ),
             Column("seconds", "time", "seconds", of_mean(humans.seconds)),
             Column("kappa_mean", "kappa\nmean", "kappa.mean"),
             Column("kappa_median", "kappa\nmedian", "kappa.median"),
@@ -187,23 +186,6 @@ def define_columns(section: Section, *, short: bool = False) -> dict[str, Column
 
 
 SHAPE_HEADS = ("layers", "heads", "head\ndim", "MLP")
-
-
-def define_glue_columns() -> list[Column]:
-    """Return the columns of GLUE's eight tasks and their mean."""
-
-    def show_score(score: Spread | None) -> str:
-        """Return a score in per cent, without its spread, which would not fit beside nine numbers."""
-        return NONE if score is None else f"{100 * score.mean:.1f}"
-
-    def show_mean(row: Row) -> str:
-        """Return the mean of all eight, or how many there are so far."""
-        mean = row.mean_of_scores
-        return f"{len(row.scores or {})} of {len(GLUE)}" if mean is None else f"{100 * mean:.1f}"
-
-    tasks = [Column(key, shown, f"scores.{key}", show_score) for key, shown in GLUE.items()]
-    mean = Column("mean", "mean", lambda row: row, show_mean, lambda row: row.mean_of_scores)
-    return [Column("name", "model", "name", left=True), *tasks, mean]
 
 
 def define_layer_columns(section: Section | None = None) -> dict[str, Column]:
@@ -241,7 +223,17 @@ def pick(columns: Mapping[str, Column], keys: Iterable[str]) -> list[Column]:
 def pick_columns(section: Section, *, wide: bool = False, short: bool = False) -> list[Column]:
     """Return the columns of a section: those of the default table, or all of them."""
     if section.kind == "glue":
-        return define_glue_columns()
+
+        def show_mean(row: Row) -> str:
+            """Return the mean of all eight tasks, or how many there are so far."""
+            mean = row.mean_of_scores
+            return f"{len(row.scores or {})} of {len(GLUE)}" if mean is None else f"{100 * mean:.1f}"
+
+        # In per cent, without their spread, which would not fit beside nine numbers.
+        score = of_mean(lambda value: NONE if value is None else f"{100 * value:.1f}")
+        tasks = [Column(key, shown, f"scores.{key}", score) for key, shown in GLUE.items()]
+        mean = Column("mean", "mean", lambda row: row, show_mean, lambda row: row.mean_of_scores)
+        return [Column("name", "model", "name", left=True), *tasks, mean]
     columns = define_columns(section, short=short)
     narrow = MODELS if section.kind == "models" else ANSWERING if any(row.latency for row in section.rows) else NARROW
     return pick(columns, [key for key in columns if key != "layers_heads"] if wide else narrow)

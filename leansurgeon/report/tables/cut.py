@@ -1,5 +1,5 @@
-"""Format a cut in 80 columns: what changed and what that costs on held-out samples, the plan, what sample data decided,
-and what later steps cannot divide or hold.
+"""Format a cut in 80 columns: what changed and what that costs on held-out samples, the plan with its costs, what
+sample data decided, and what later steps cannot divide or hold.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from leansurgeon.checkpoints.proof.report_numbers import perplexity
 from leansurgeon.checkpoints.record import Comparison, Proof
 from leansurgeon.checkpoints.recorded.decided import BlockRefit, Decisions
 from leansurgeon.errors import plural, short
+from leansurgeon.measure.costs import memory
 from leansurgeon.report.humans import join_words
 from leansurgeon.shape import NUMBERS, PARTS, Shape
+from leansurgeon.surgery.costs import STEPS, Costs
 from leansurgeon.surgery.next_steps import Indivisible, UnfitFormats, indivisible
 from leansurgeon.surgery.planning import Plan
 from leansurgeon.words import ranges, wrap
@@ -48,6 +50,62 @@ def plan_table(plan: Plan) -> str:
         lines.append("- nothing to do: the shape is the source's own")
     lines += list_next_steps(before, after, plan.cannot_hold)
     return "\n".join(lines)
+
+
+def costs_table(costs: Costs) -> str:
+    """Return shape, parameters, FLOPs and memory before and after with the changes in per cent, what each step saves,
+    and whether it fits.
+    """
+    a, b = costs.before, costs.after
+    rows = shapes(a.shape, b.shape, ("depth", "heads", "head_dim", "mlp_dim"))
+    rows += parameters(a.parameters.as_dict(), b.parameters.as_dict())
+    if a.operations and b.operations:
+        tokens = f", {a.flops.tokens:,} tokens" if a.flops else ""
+        x, y = a.operations, b.operations
+        rows.append([f"GFLOPs forward{tokens}", giga(x), giga(y), change(x, y)])
+    if a.memory and b.memory:
+        sizes = [(part, getattr(a.memory, part), getattr(b.memory, part)) for part in memory.PARTS]
+        sizes.append(("peak", a.memory.total, b.memory.total))
+        rows += [[f"memory, {part}", gib(x), gib(y), change(x, y)] for part, x, y in sizes]
+    if costs.gpu:
+        rows.append(numbers("largest micro batch", a.largest_batch, b.largest_batch))
+    lines = [*side_by_side(rows, [costs.source, "before", "after", "change"]), "", *wrap(costs.why + ".")]
+    # Where the saving comes from: in memory, first what needs no surgery; else in parameters.
+    saved, first = costs.saved, "bf16 and fused attention"
+    if b.memory:
+        s = b.memory.setting
+        first = f"{s.precision} and {'fused' if s.attention == 'sdpa' else 'eager'} attention"
+    titles = dict(zip(STEPS, (first, "depth", "heads", "MLP"), strict=True))
+    if saved["memory"] and costs.start and b.memory:
+        steps = [f"{titles[step]} {100 * -value / costs.start:+.1f} %" for step, value in saved["memory"].items()]
+        lines += wrap(
+            f"Peak memory of {gib(costs.start)} in fp32 with eager attention becomes {gib(b.memory.total)}: "
+            f"{', '.join(steps)} of it, credited in this order; only the last three are surgery."
+        )
+    elif any(saved["parameters"].values()):
+        steps = [f"{titles[step]} {-value:+,}" for step, value in saved["parameters"].items()]
+        lines += wrap(f"Change in parameters: {', '.join(steps)} (in this order).")
+    if b.memory:
+        words = [f"micro batch {s.batch}", s.precision, s.attention, s.optimizer]
+        words += ["activation checkpointing"] if s.checkpointing else []
+        words += [f"DDP on {s.world_size} GPUs"] if s.world_size > 1 else []
+        lines += wrap(
+            f"Memory of one GPU at {', '.join(words)}, as torch's allocator counts it, at its peak in the "
+            f"{b.memory.when} pass; predicted, not measured. The CUDA context (about 0.5 GiB) comes on top."
+        )
+    if costs.gpu:
+        fits = ["fits" if cost.fits else "does not fit" for cost in (a, b)]
+        both = f"before it {fits[0]}, after it {fits[1]}"
+        if a.fits == b.fits:
+            both = f"both {'fit' if a.fits else 'do not fit'}"
+        lines += wrap(f"{costs.gpu.title} ({costs.gpu.memory / 1e9:g} x 10^9 bytes; {costs.gpu.source}): {both}.")
+    lines += list_next_steps(a.shape, b.shape, costs.refused)
+    return "\n".join(lines)
+
+
+def gib(value: int) -> str:
+    """Return bytes in GiB with two decimals, or in whole MiB below one GiB."""
+    return f"{value / 2**30:.2f} GiB" if value >= 2**30 else f"{value / 2**20:.0f} MiB"
 
 
 def giga(value: int) -> str:
@@ -143,7 +201,13 @@ def state_verdict(before: Shape, after: Shape, compared: Comparison | None, lang
     """Return the verdict in one sentence; None if nothing changed or was compared. `saved` is the share of parameters
     removed.
     """
-    changes = list_changes(before, after)
+    changes = []  # subjects of a sentence
+    if gone := before.depth - after.depth:
+        changes.append(f"{plural(gone, 'layer')} fewer")
+    for key, name in (("heads", "heads"), ("head_dim", "numbers a head"), ("mlp_dim", "MLP units")):
+        new, old = after.column(key), before.column(key)
+        if new != old and not (key == "head_dim" and any("heads" in one for one in changes)):
+            changes.append(f"{new} {name} instead of {old}")
     if not changes or compared is None or not compared.done:
         return None
     one = changes == ["1 layer fewer"]
@@ -158,18 +222,6 @@ def state_verdict(before: Shape, after: Shape, compared: Comparison | None, lang
         if ":" in told
         else f"{told}{',' * (',' in told)} and {verb} {weights}."
     )
-
-
-def list_changes(before: Shape, after: Shape) -> list[str]:
-    """Return the differences, as subjects of a sentence."""
-    differences = []
-    if gone := before.depth - after.depth:
-        differences.append(f"{plural(gone, 'layer')} fewer")
-    for key, name in (("heads", "heads"), ("head_dim", "numbers a head"), ("mlp_dim", "MLP units")):
-        new, old = after.column(key), before.column(key)
-        if new != old and not (key == "head_dim" and any("heads" in one for one in differences)):
-            differences.append(f"{new} {name} instead of {old}")
-    return differences
 
 
 def state_cost(compared: Comparison, language: bool, one: bool) -> str:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 
-from leansurgeon.checkpoints.diff import ABSENT, Absent, Compared, Diff
+from leansurgeon.checkpoints.diff import ABSENT, Compared, Diff
 from leansurgeon.errors import short
-from leansurgeon.reading.jsonfile import Json
 from leansurgeon.report.tables.cut import draw_table, parameters, shapes, side_by_side
 from leansurgeon.words import ranges, wrap
 
@@ -29,7 +28,10 @@ def describe(diff: Diff) -> list[str]:
     compared = [[*count, "" if changed == "new" else changed] for *count, changed in counts]
     lines += ["", *side_by_side([*shapes(diff.a.shape, diff.b.shape), *compared], ["", "A", "B", ""]), ""]
     if diff.config:
-        rows = [[short(key, 26), *(short(text(value), ROOM) for value in values)] for key, *values in diff.config]
+        rows = []
+        for key, *values in diff.config:
+            shown = ["-" if value is ABSENT else json.dumps(value) for value in values]
+            rows.append([short(key, 26), *(short(value, ROOM) for value in shown)])
         lines += [*draw_table(rows, ["config", "A", "B"]), ""]
     if not diff.tensors:
         return [*lines, "No tensors are compared: one of the two is a preset and has no weights."]
@@ -38,22 +40,20 @@ def describe(diff: Diff) -> list[str]:
     return lines + wrap(f"{len(diff.tensors)} tensors: {counts}. Layers matched by {diff.how.removeprefix('by ')}.")
 
 
-def text(value: Json | Absent) -> str:
-    """Return a config value as JSON, a dash if the key is absent."""
-    return "-" if value is ABSENT else json.dumps(value)
-
-
 def blocks(diff: Diff) -> list[str]:
     """Return one line for each run of layers with the same changes."""
     rows: list[tuple[list[tuple[int, int]], dict[str, list[Compared]]]] = []
     for pair in diff.layers:
         here = [t for t in diff.tensors if (t.layer_a, t.layer_b) in (pair, (pair[0], None), (None, pair[1]))]
-        cells = {name: [t for t in here if column(t.role) == name] for name in (*COLUMNS, "rest")}
-        alike = rows and all(kinds(cells[name]) == kinds(rows[-1][1][name]) for name in cells)
-        steady = rows and [x - y for x, y in zip(pair, rows[-1][0][-1], strict=True)] == [1, 1]
-        if alike and steady:
-            rows[-1][0].append(pair)
-            rows[-1] = (rows[-1][0], {name: rows[-1][1][name] + cells[name] for name in cells})
+        cells = {name: [] for name in (*COLUMNS, "rest")}
+        for tensor in here:
+            cells[next((name for name, roles in COLUMNS.items() if tensor.role in roles), "rest")].append(tensor)
+        run, before = rows[-1] if rows else ([], cells)
+        steady = [(a + 1, b + 1) for a, b in run[-1:]] == [pair]
+        if steady and all(kinds(cells[name]) == kinds(before[name]) for name in cells):
+            run.append(pair)
+            for name in cells:
+                before[name] += cells[name]
         else:
             rows.append(([pair], cells))
     table = [
@@ -67,11 +67,6 @@ def blocks(diff: Diff) -> list[str]:
         if alone:
             lines += wrap(f"Only in {letter}: layer{'s' if len(alone) > 1 else ''} {ranges(alone)}.")
     return lines + wrap(LEGEND)
-
-
-def column(role: str) -> str:
-    """Return the column that shows tensors of this role."""
-    return next((name for name, roles in COLUMNS.items() if role in roles), "rest")
 
 
 def kinds(tensors: list[Compared]) -> frozenset[str]:

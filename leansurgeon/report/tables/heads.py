@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import textwrap
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from leansurgeon.errors import plural
@@ -123,23 +122,18 @@ def curve(document: HeadsDocument) -> list[str]:
     able = ", ".join(
         f"{LABELS[key]} {100 * curves['prunable'][key]:.0f} %" for key in LABELS if key in curves["orders"]
     )
+    rows = [
+        [f"{100 * points[0]['fraction']:.0f} %", *(value(point, document) for point in points)]
+        for points in zip(*orders.values(), strict=True)
+    ]
     return [
-        *tabulate_curves(orders, document),
+        *draw_table(rows, ["off", *orders], ("right",) * (1 + len(orders))),
         *wrap(
             f"{unit(document)} on {document['samples']['curve']:,} held-out samples. least: the least important heads "
             "of the model first, layers may lose all. most: backwards."
         ),
         *wrap(f"Can go for {allowed}: {able}."),
     ]
-
-
-def tabulate_curves(curves: Mapping[str, Sequence[Point]], document: HeadsDocument) -> list[str]:
-    """Return curves side by side, a line for every share of heads switched off."""
-    rows = [
-        [f"{100 * points[0]['fraction']:.0f} %", *(value(point, document) for point in points)]
-        for points in zip(*curves.values(), strict=True)
-    ]
-    return draw_table(rows, ["off", *curves], ("right",) * (1 + len(curves)))
 
 
 def has_labels(document: HeadsDocument) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import re
 import textwrap
@@ -33,7 +35,7 @@ from leansurgeon.report.tables.columns import (
     without_gaps,
 )
 from leansurgeon.report.verdict import conclude, expectations, verdicts, warnings
-from leansurgeon.words import WIDTH, in_markdown, wrap, write_csv
+from leansurgeon.words import WIDTH, harmless, in_markdown, wrap
 
 FORMATS = ("table", "markdown", "csv", "json", "latex")
 SCHEMA_VERSION = 1
@@ -146,7 +148,12 @@ def render_csv(sections: Sequence[Section], kappa: bool) -> str:
                 line["metric_sd"] = row.metric.sd if row.metric else None
                 line |= {"memory_kind": row.memory_kind, "paths": " ".join(row.paths)}
             lines.append(line)
-    return write_csv([{key: None if value == NONE else value for key, value in line.items()} for line in lines])
+    out = io.StringIO()
+    writer = csv.DictWriter(out, list(dict.fromkeys(key for line in lines for key in line)), lineterminator="\n")
+    writer.writeheader()
+    for line in lines:
+        writer.writerow({key: None if value == NONE else harmless(value) for key, value in line.items()})
+    return out.getvalue().rstrip("\n")
 
 
 def list_unfinished_in_markdown(runs: Sequence[Unfinished]) -> str:
@@ -191,7 +198,11 @@ def render_terminal(section: Section, wide: bool, kappa: bool) -> str:
     """Return the verdict, the table, and how its numbers were measured."""
     body, gone = draw_table(section, wide, kappa)
     found = [*conclude(section), *(f"! {warning}" for warning in warnings(section))]
-    more = "" if wide else tabulate_invariants(section) if kappa else tabulate_layers(section)
+    more = "" if wide or kappa else tabulate_layers(section)
+    if kappa and not wide:  # beside kappa, what depends on the basis of the heads and what does not
+        rows = list_layers(section)
+        shown = without_gaps(pick(define_layer_columns(section), INVARIANTS), rows)
+        more = fit(rows, shown)[0] if len(shown) > 3 else ""
     left_out = [f"Not in {WIDTH} columns: {' and '.join(gone)}; `leansurgeon report --wide` shows all."] if gone else []
     said = sorted(notes(section, kappa), key=lambda note: not note.caveat)  # caveats first
     below = [*left_out, *(note.says for note in said)]
@@ -262,13 +273,6 @@ def draw_plain(lines: Sequence[Sequence[str]], left: int = 1) -> str:
     align = ["left"] * left + ["right"] * (len(lines[0]) - left)
     body = tabulate(lines, tablefmt="plain", disable_numparse=True, colalign=align)
     return "\n".join(line.rstrip() for line in body.splitlines())
-
-
-def tabulate_invariants(section: Section) -> str:
-    """Return the second table of `--kappa`: what depends on the basis of the heads and what does not."""
-    rows = list_layers(section)
-    shown = without_gaps(pick(define_layer_columns(section), INVARIANTS), rows)
-    return fit(rows, shown)[0] if len(shown) > 3 else ""
 
 
 def tabulate_layers(section: Section) -> str:

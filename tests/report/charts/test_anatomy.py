@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from leansurgeon.checkpoints.record import SurgeryRecord
-from leansurgeon.report.charts import anatomy
-from leansurgeon.report.charts.anatomy import GOES, NEW, STAYS
+from leansurgeon.report.charts import sections
+from leansurgeon.report.charts.sections import GOES, NEW, STAYS
 from leansurgeon.report.rows import Section, make_row
 from leansurgeon.report.runs import Run, read_cut
 from leansurgeon.shape import Shape, Stage
@@ -30,7 +30,7 @@ def models(*cuts) -> Section:
 
 def marks(cut) -> tuple[list[dict], list[dict]]:
     """The rectangles of the drawing, and its lines."""
-    layers = anatomy.drawing(cut).to_dict()["layer"]
+    layers = sections.draw_cut(cut).to_dict()["layer"]
     rows = [layer["data"]["values"] for layer in layers]
     return rows[1], rows[0]
 
@@ -44,7 +44,7 @@ def test_every_head_is_drawn_once_and_lines_lead_where_the_record_says():
     assert [line["x2"] for line in lines] == [1.0, 2.0, 3.0]  # three layers stand in the middle below four
     assert len({(r["x"], r["y"]) for r in rects}) == len(rects)
     assert "layer 2, head 1: is cut out" in " ".join(r["says"] for r in rects)
-    (chart,) = anatomy.of_cuts(models(cut))
+    (chart,) = sections.of_cuts(models(cut))
     assert chart.key == "lean-cut" and "1,000" in chart.says
     assert chart.title == "lean: 4 to 3 layers, 3 to 5 heads"
 
@@ -64,5 +64,5 @@ def test_what_cannot_be_drawn_is_left_out():
     same = read_cut(record(shape((4, 3)), shape((4, 3)), [0, 1, 2, 3]))
     unknown = read_cut(record(shape((4, 3)), shape((3, 3)), []))
     beyond = read_cut(record(shape((4, 3)), shape((3, 3)), [0, 2, 9]))
-    assert anatomy.of_cuts(models(same, unknown, beyond)) == []
-    assert anatomy.of_cuts(Section("experiment", "e", None, ())) == []
+    assert sections.of_cuts(models(same, unknown, beyond)) == []
+    assert sections.of_cuts(Section("experiment", "e", None, ())) == []
