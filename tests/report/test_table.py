@@ -180,15 +180,6 @@ def test_latex_is_balanced_and_escaped() -> None:
     assert not re.search(r"(?<!\\)%", "\n".join(body))
 
 
-@pytest.mark.parametrize("style", FORMATS)
-def test_every_format_has_every_arm_with_its_mean(style) -> None:
-    text = experiment_table(digits(), style)
-    for arm in ("original", "lean", "control"):
-        mean = fmean(one["final"]["metric"] for one in digits(arms=(arm,)))
-        figures = {f"{100 * mean:.1f}", f"{mean:.4f}", f"{mean:.3f}", repr(mean)}
-        assert arm in text and any(figure in text for figure in figures), (arm, figures)
-
-
 def test_step_times_of_trainings_side_by_side_carry_a_caution() -> None:
     assert "side by side" not in experiment_table(digits())
     made = digits()

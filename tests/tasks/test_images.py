@@ -109,12 +109,10 @@ GOOD = idx_bytes(np.zeros((30, 28, 28), dtype=np.uint8))
         (gzip.compress(GOOD)[:-30], "truncated"),
         (gzip.compress(GOOD[:-1]), "not an idx file of N x 28 x 28 bytes"),
         (gzip.compress(GOOD + b"x"), "not an idx file"),
-        (gzip.compress(b"PK\x03\x04" + GOOD), "not an idx file"),
         (gzip.compress(b""), "not an idx file"),
         (GOOD, r"\bgzip\b"),
         (gzip.compress(idx_bytes(np.zeros((30, 784), dtype=np.uint8))), "not an idx file"),
         (gzip.compress(idx_bytes(np.zeros((29, 28, 28), dtype=np.uint8))), "29 images and .* 30 labels"),
-        (gzip.compress(idx_bytes(np.zeros((30, 32, 32), dtype=np.uint8))), "not an idx file of N x 28 x 28 bytes"),
     ],
     ids=lambda value: value if isinstance(value, str) else "file",  # gzip puts the time into the bytes
 )

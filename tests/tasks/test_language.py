@@ -8,7 +8,6 @@ import json
 import math
 import re
 from itertools import chain
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -43,14 +42,6 @@ def prepared(cache, name="causal-lm", model_dir=None, **options):
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory):
     return tmp_path_factory.mktemp("cache")
-
-
-def test_the_packaged_texts_are_the_novel_and_reports_and_nothing_else():
-    assert len(TEXT) == 466_854 and TEXT.startswith("Persuasion\n") and TEXT.rstrip().endswith("Finis")
-    assert not any(word in TEXT.lower() for word in ("gutenberg", "ebook", "http", "copyright", "trademark"))
-    note = text_files.PACKAGED["austen"].with_name("README.md").read_text(encoding="utf-8")
-    assert "public domain" in note and "janeaustenr" in note and "Factbook" in note
-    assert len(Path(text_files.PROSE[1]).read_text(encoding="ascii")) == 202_819
 
 
 @pytest.mark.parametrize("kind", ["char", "byte", "bpe"])

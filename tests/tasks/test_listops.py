@@ -7,7 +7,6 @@ from __future__ import annotations
 import itertools
 import pickle
 import statistics
-from collections import Counter
 
 import numpy as np
 import pytest
@@ -110,32 +109,6 @@ def test_lengths_follow_the_exact_distribution():
     observed = np.bincount(np.searchsorted(edges, lengths, side="right"), minlength=30)
     cells = np.add.reduceat(shares, np.concatenate(([0], edges - 501)))
     assert stats.chisquare(observed, cells / cells.sum() * len(lengths)).pvalue > 1e-3
-
-
-def test_shapes_have_their_exact_probabilities():
-    """Every shape (operators and digits not told apart) of a small grammar, its probability multiplied out."""
-    grammar = Grammar(max_depth=3, max_args=3, min_length=3, max_length=15)
-
-    def shapes(depth):
-        yield "d", 1 if depth == grammar.max_depth else 0.75, 1
-        if depth < grammar.max_depth:
-            for number in (2, 3):
-                for parts in itertools.product(list(shapes(depth + 1)), repeat=number):
-                    names, shares, lengths = zip(*parts, strict=True)
-                    yield f"({''.join(names)})", 0.25 / 2 * np.prod(shares), 2 + sum(lengths)
-
-    def shape(tree):
-        return "d" if isinstance(tree, int) else f"({''.join(map(shape, tree[1:]))})"
-
-    exact = {text: share for text, share, length in shapes(1) if 3 < length < 15}
-    observed = Counter(shape(parsed(symbols)) for symbols, _ in drawn(grammar, 20_000, seed=2))
-    assert set(observed) <= set(exact)
-    shares = np.array(list(exact.values())) / sum(exact.values())
-    counts = np.array([observed[text] for text in exact])
-    common = shares > 1e-3
-    expected = [*shares[common], shares[~common].sum()]
-    found = [*counts[common], counts[~common].sum()]
-    assert common.sum() > 20 and stats.chisquare(found, np.array(expected) * counts.sum()).pvalue > 1e-3
 
 
 MINI = {"train": 1200, "eval": 100, "test": 50, "min_length": 20, "max_length": 100}

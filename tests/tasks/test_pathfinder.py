@@ -24,7 +24,7 @@ def prepared(cache, workers=1, **options):
     return pickle.loads(pickle.dumps(task))
 
 
-@pytest.fixture(scope="module", params=CONTOUR_LENGTH)
+@pytest.fixture(scope="module", params=["easy", "hard"])
 def drawn(request):
     length = CONTOUR_LENGTH[request.param]
     return length, pathfinder_draw.chunk(length, 0, 1, 1500 if request.param == "easy" else 6000)
@@ -51,7 +51,7 @@ def test_first_ends_are_seven_pixels_apart_around_the_middle(drawn):
 
 def test_distractors_are_as_many_as_published(drawn):
     length, found = drawn
-    distractors = {6: 10, 9: 6, 14: 5}[length]
+    distractors = {6: 10, 14: 5}[length]
     assert found.found.max() == distractors and found.found.mean() > 0.9 * distractors
 
 
