@@ -180,13 +180,6 @@ def test_latex_is_balanced_and_escaped() -> None:
     assert not re.search(r"(?<!\\)%", "\n".join(body))
 
 
-def test_step_times_of_trainings_side_by_side_carry_a_caution() -> None:
-    assert "side by side" not in experiment_table(digits())
-    made = digits()
-    made[1]["started"] = made[0]["started"]
-    assert "side by side" in experiment_table(made)
-
-
 def test_a_table_does_not_depend_on_which_training_ended_first() -> None:
     """`run` prints it in the order of the recipe; side by side, arms end in any order."""
     made = [summary(experiment="sweep") for _ in range(4)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pickle
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,12 +10,9 @@ import torch
 from sklearn.metrics import r2_score
 
 from leansurgeon import tasks
+from tests.tasks.prepared import everything, prepare
 
-
-def prepared(cache, **options):
-    task = tasks.make("d-retrieval", options)
-    task.prepare(cache, None, workers=1, say=lambda line: None)
-    return pickle.loads(pickle.dumps(task))
+prepared = partial(prepare, name="d-retrieval")
 
 
 @pytest.mark.parametrize(("dimension", "size"), [(3, None), (5, 3)])
@@ -25,7 +22,7 @@ def test_labels_follow_the_formula(tmp_path, dimension, size):
     assert np.allclose(np.linalg.norm(a, axis=1), 1)
     if size is None:
         assert np.allclose(a @ a.T, np.eye(dimension), atol=1e-12)
-    train, evaluation = (task.batch(s, np.arange(task.size(s)), seed=0, epoch=0) for s in ("train", "eval"))
+    train, evaluation = (everything(task, s) for s in ("train", "eval"))
     values = np.concatenate([train["input_values"].numpy(), evaluation["input_values"].numpy()])
     assert values.shape == (500, 7, 3) and values.dtype == np.float32
     target = sum((values @ row).max(axis=1) for row in a)

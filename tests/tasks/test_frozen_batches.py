@@ -10,6 +10,7 @@ import torch
 
 from leansurgeon import tasks
 from tests.tasks import test_glue, test_image_folder, test_images, test_lra
+from tests.tasks.prepared import prepare
 
 IMAGES = {"image_size": 16, "hold_out": False, "auto_augment": "rand-m9-mstd0.5"}
 GLUE = {"tokenizer": "byte"}
@@ -58,9 +59,7 @@ def made(case: str, folder) -> tasks.Task:
     name, options, write = CASES[case]
     written = write(folder / "data") if write else None
     given = {"data": written if isinstance(written, str) else str(folder / "data")} if write else {}
-    task = tasks.make(name, options | given)
-    task.prepare(folder / "cache", None, workers=1, say=lambda _: None)
-    return task
+    return prepare(folder / "cache", name, **options | given)
 
 
 def told(named: list[tuple[str, torch.Tensor]]) -> str:

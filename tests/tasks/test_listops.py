@@ -5,8 +5,8 @@ nested lists.
 from __future__ import annotations
 
 import itertools
-import pickle
 import statistics
+from functools import partial
 
 import numpy as np
 import pytest
@@ -16,6 +16,7 @@ from scipy import stats
 from leansurgeon import tasks
 from leansurgeon.errors import UsageError
 from leansurgeon.tasks.long_range.listops_trees import SYMBOLS, Grammar, chunk
+from tests.tasks.prepared import prepare
 
 PUBLISHED = Grammar()
 
@@ -112,16 +113,11 @@ def test_lengths_follow_the_exact_distribution():
 
 
 MINI = {"train": 1200, "eval": 100, "test": 50, "min_length": 20, "max_length": 100}
-
-
-def prepared(folder, workers=1, say=lambda line: None, **options):
-    task = tasks.make("listops", {**MINI, **options})
-    task.prepare(folder, None, workers=workers, say=say)
-    return task
+prepared = partial(prepare, name="listops", **MINI)
 
 
 def test_the_number_of_processes_changes_nothing(tmp_path):
-    alone, several = (prepared(tmp_path / str(workers), workers) for workers in (1, 3))
+    alone, several = (prepared(tmp_path / str(workers), workers=workers) for workers in (1, 3))
     for name in ("tokens", "starts", "labels"):
         assert np.array_equal(alone._array(name), several._array(name))
     other_seed = prepared(tmp_path / "seed", seed=1)
@@ -138,7 +134,7 @@ def test_splits_are_disjoint_and_nothing_comes_twice(tmp_path):
 
 
 def test_a_batch_holds_padded_tokens_and_the_value(tmp_path):
-    task = pickle.loads(pickle.dumps(prepared(tmp_path)))
+    task = prepared(tmp_path)
     batch = task.batch("eval", np.array([5, 2, 99]), seed=0, epoch=0)
     assert batch["input_ids"].shape == (3, 128)  # the power of two from max_length up
     for tokens, mask, label in zip(batch["input_ids"], batch["attention_mask"], batch["labels"], strict=True):

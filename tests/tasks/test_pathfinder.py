@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import pickle
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from scipy import ndimage, stats
 
-from leansurgeon import tasks
 from leansurgeon.tasks.long_range import pathfinder_draw
 from leansurgeon.tasks.long_range.pathfinder_draw import CONTOUR_LENGTH, LENGTH, MARGIN, PAD, SEED_DISTANCE, ends
+from tests.tasks.prepared import prepare
 
-
-def quiet(line: str) -> None:
-    pass
-
-
-def prepared(cache, workers=1, **options):
-    task = tasks.make("pathfinder", options)
-    task.prepare(cache, None, workers=workers, say=quiet)
-    return pickle.loads(pickle.dumps(task))
+prepared = partial(prepare, name="pathfinder")
 
 
 @pytest.fixture(scope="module", params=["easy", "hard"])

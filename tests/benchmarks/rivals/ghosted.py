@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from tests.benchmarks.rivals.common import Batches, between, least_squares, most_alike, remembered
+from tests.benchmarks.rivals.common import Batches, between, least_squares, most_alike, seen
 from tests.benchmarks.rivals.linearpatch import put_patch
 
 
@@ -20,6 +20,7 @@ def ghosted(model: nn.Module, batches: Batches, count: int) -> None:
 
 def full_map(model: nn.Module, batches: Batches, start: int, count: int) -> Tensor:
     """(D, D) that stands for `count` layers from `start` on."""
-    parts = [[*part.values()] for part in remembered(model, batches, between(model))]
-    before, behind = (torch.cat([states[i] for states in parts]) for i in (start, start + count))
+    places = list(between(model).items())
+    two = dict((places[start], places[start + count]))
+    before, behind = seen(model, batches, two).values()
     return least_squares(before, behind)
