@@ -13,7 +13,7 @@ from leansurgeon.checkpoints.model import Loaded, load
 from leansurgeon.errors import Diverged, LeanSurgeonError
 from leansurgeon.measure.kappa.blocks import measure_blocks
 from leansurgeon.measure.kappa.figures import summarise
-from leansurgeon.measure.kappa.spectrum import conditioning, spectrum
+from leansurgeon.measure.kappa.spectrum import _by_lapack, _by_torch, conditioning, spectrum
 from tests import conftest
 
 F64 = torch.float64
@@ -60,8 +60,11 @@ def test_pad_rows_change_nothing(m: int) -> None:
                 assert getattr(found, key) == pytest.approx(value, rel=1e-9), key
 
 
+@pytest.mark.parametrize("way", [_by_lapack, _by_torch])
 @pytest.mark.parametrize("shape", [(30, 20), (20, 30)], ids=["more tokens than columns", "more columns than tokens"])
-def test_all_statistics_against_numpy(shape) -> None:
+def test_all_statistics_against_numpy(shape, way, monkeypatch) -> None:
+    """One reduction for both spectra on the host, and two on a GPU."""
+    monkeypatch.setattr("leansurgeon.measure.kappa.spectrum._by_lapack", way)
     torch.manual_seed(3)
     block = torch.randn(*shape, dtype=F64) + 2.0
     a = block.numpy()
