@@ -6,7 +6,7 @@ of its own, as with `linearpatch`.
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from tests.benchmarks.rivals.common import Batches, between, least_squares, most_alike, seen
 from tests.benchmarks.rivals.linearpatch import put_patch
@@ -15,12 +15,6 @@ from tests.benchmarks.rivals.linearpatch import put_patch
 @torch.no_grad()
 def ghosted(model: nn.Module, batches: Batches, count: int) -> None:
     start = most_alike(model, batches, count)
-    put_patch(model, start, count, full_map(model, batches, start, count))
-
-
-def full_map(model: nn.Module, batches: Batches, start: int, count: int) -> Tensor:
-    """(D, D) that stands for `count` layers from `start` on."""
     places = list(between(model).items())
-    two = dict((places[start], places[start + count]))
-    before, behind = seen(model, batches, two).values()
-    return least_squares(before, behind)
+    before, behind = seen(model, batches, dict((places[start], places[start + count]))).values()
+    put_patch(model, start, count, least_squares(before, behind))

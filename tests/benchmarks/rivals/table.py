@@ -23,11 +23,6 @@ SAW = (
 )
 
 
-def once(rows: Iterable[Row]) -> list[Row]:
-    """One row for every cell; of several the last."""
-    return list({(r["model"], r["layers"], r["method"], r["seed"]): r for r in rows}.values())
-
-
 def domains_of(rows: Iterable[Row]) -> list[str]:
     """The domains, in the order in which they first stand."""
     return list(dict.fromkeys(name for row in rows for name in row["domains"]))
@@ -37,7 +32,7 @@ def table(rows: Sequence[Row]) -> str:
     """By model, layers and method: perplexity over the source's and divergence on every domain, over the seeds; the
     share of labels that is right where the model classifies.
     """
-    rows = once(rows)
+    rows = list({(r["model"], r["layers"], r["method"], r["seed"]): r for r in rows}.values())  # of several the last
     groups: dict[tuple, list[Row]] = {}
     for row in rows:
         groups.setdefault((row["model"], row["layers"], row["method"]), []).append(row)
