@@ -77,9 +77,9 @@ def test_calls_in_threads_all_work(decoder):
     source, _ = decoder
     own = torch.nn.Module.register_parameter
     level = transformers.logging.get_verbosity()
-    with concurrent.futures.ThreadPoolExecutor(3) as pool:
-        plans = list(pool.map(lambda n: leansurgeon.plan(source, layers=n, memory=True), (1, 2, 3)))
-    assert [found.after.shape.depth for found in plans] == [1, 2, 3]
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        plans = list(pool.map(lambda n: leansurgeon.plan(source, layers=n, memory=True), (1, 2)))
+    assert [found.after.shape.depth for found in plans] == [1, 2]
     assert torch.nn.Module.register_parameter is own and transformers.logging.get_verbosity() == level
 
 
@@ -142,9 +142,9 @@ def test_many_cuts_leave_memory_where_it_was(decoder, tmp_path):
         "    gc.collect()\n"
         "    return int(open('/proc/self/statm').read().split()[1]) * os.sysconf('SC_PAGE_SIZE')\n"
         "how = dict(layers=2, uncalibrated=True, proof=False, progress=False, force=True, out=sys.argv[2])\n"
-        "for call in range(12):\n"
+        "for call in range(8):\n"
         "    leansurgeon.shrink(sys.argv[1], **how)\n"
-        "    first = held() if call == 4 else first if call > 4 else 0\n"
+        "    first = held() if call == 3 else first if call > 3 else 0\n"
         "print(held() - first)\n"
     )
     run = [sys.executable, "-c", script, str(decoder[0]), str(tmp_path / "lean")]

@@ -87,9 +87,8 @@ def test_every_command_that_a_text_names_takes_the_options_that_stand_behind_it(
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch):
+def place(tmp_path):
     """A folder with a small `my-model` and `texts`."""
-    monkeypatch.setenv("LEANSURGEON_CACHE", str(tmp_path / "cache"))
     strangers.model(tmp_path / "my-model", "llama", num_hidden_layers=4)
     strangers.texts(tmp_path / "texts")
     return tmp_path

@@ -30,11 +30,9 @@ COMMANDS = {  # and whether the model is used without the record
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     place = tmp_path_factory.mktemp("place")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LEANSURGEON_CACHE", str(place / "cache"))
-        strangers.texts(place / "TEXTS")
-        strangers.halved(place / "MODEL", strangers.model(place / "source", "llama"))
-        yield place
+    strangers.texts(place / "TEXTS")
+    strangers.halved(place / "MODEL", strangers.model(place / "source", "llama"))
+    return place
 
 
 @pytest.mark.parametrize("kind", RECORDS)

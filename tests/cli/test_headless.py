@@ -111,14 +111,14 @@ def test_a_search_ranks_embedders_by_their_embeddings(texts, own_cache, tmp_path
     """The winner as it was written has the figures that it was chosen by, by the library alone."""
     source, out = mlm(tmp_path / "source"), tmp_path / "winner"
     most = int(0.8 * open_source(str(source)).parameters.total)
-    asked = f"--params {most} --tries 2 --samples 32 --workspace {tmp_path}/runs -o {out}"
+    asked = f"--params {most} --tries 2 --samples 16 --workspace {tmp_path}/runs -o {out}"
     done = works(f"search {source} --data {texts} {asked} --json")
     found = json.loads(done.stdout)
     scores = [one for row in found["candidates"] for one in row["scores"].values()]
     assert {one["label"] for one in scores} == {"cosine"} and "perplexity" not in done.stdout + done.stderr
     winner = found["winner"]
     row = next(row for row in found["candidates"] if row["name"] == winner)
-    data = open_calibration(str(texts), open_source(str(source)), cache=tmp_path / "cache", samples=32)
+    data = open_calibration(str(texts), open_source(str(source)), cache=tmp_path / "cache", samples=16)
     for batches, told in ((data.guard, row["scores"]["1"]), (data.heldout, found["untouched"][winner])):
         both = [embeddings(folder, batches) for folder in (source, out)]
         own = float(torch.nn.functional.cosine_similarity(*both).mean())

@@ -7,7 +7,6 @@ import shutil
 
 import pytest
 
-from leansurgeon.measure.data.pairs import name_spans, replace_spans
 from tests.cli.answers import document, read, typed, works
 from tests.support.models.word_models import WORDS, words
 
@@ -48,16 +47,6 @@ def test_two_stacks_are_scored_apart(data, kind, t5, tmp_path):
     found = document(f"heads {t5} --data {tmp_path}/{data} --samples 24 --judge-samples 8 --steps 2")
     assert kind in found["data"]["says"] and list(found["kinds"]) == ["encoder", "decoder", "cross"]
     assert sum(k["share"] for k in found["kinds"].values()) == pytest.approx(1.0)
-
-
-def test_hidden_spans_are_those_of_t5():
-    """The pair of the T5 paper's figure 2: sentinels for spans in the input, spans behind sentinels in the answer."""
-    # Thank you for inviting me to your party last week .
-    ids = list(range(10, 21))
-    given, answer = name_spans(ids, [(2, 4), (8, 9)], [100, 101, 102], 1)
-    assert given == [10, 11, 100, 14, 15, 16, 17, 101, 19, 20]
-    assert answer == [100, 12, 13, 101, 18, 102, 1]
-    assert replace_spans(ids, [(2, 4)], lambda _: 7) == [10, 11, 7, *ids[4:]]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ import torch
 import yaml
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
-from leansurgeon import tasks
 from leansurgeon.checkpoints import model as checkpoints
 from leansurgeon.commands.retrain import recipe_of
 from leansurgeon.measure.data import own
@@ -23,13 +22,7 @@ from leansurgeon.training.optimizer import Trainer
 from leansurgeon.training.recipe.from_model import RecipeInputs
 from tests.cli.answers import heal, heals, read, works
 from tests.support.models import strangers
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LEANSURGEON_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
+from tests.tasks.prepared import prepare
 
 
 def recipe(run: Path) -> dict:
@@ -56,10 +49,7 @@ def language(place: Path, family: str = "llama") -> tuple[Path, Path]:
 
 def prepared(run: Path, cache: Path, model: Path):
     """The task of a run."""
-    options = dict(recipe(run)["task"])
-    task = tasks.make(options.pop("name"), options)
-    task.prepare(cache, model, workers=1, say=print)
-    return task
+    return prepare(cache, model_dir=model, **recipe(run)["task"])
 
 
 def test_a_decoder_learns_the_logits_of_the_model_it_was_cut_from(tmp_path):

@@ -25,16 +25,14 @@ class Healed(NamedTuple):
 def healed(tmp_path_factory) -> Healed:
     """A language model, cut, judged, and healed for three steps; all of it named by absolute paths."""
     place = tmp_path_factory.mktemp("secret-place")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LEANSURGEON_CACHE", str(place / "cache"))
-        data = strangers.texts(place / "texts")
-        other = strangers.texts(place / "elsewhere", lines=60)
-        before = strangers.texts(place / "earlier", lines=60)
-        lean = strangers.halved(place / "lean", strangers.model(place / "source", "llama", seed=78))
-        judged = works(f"judge {lean} --data {before}")
-        assert before.name in (lean / "README.md").read_text(), judged.stderr
-        heals(lean, data, place / "runs" / "own", "--set train.duration=3st")
-        yield Healed(place, place / "runs" / "own", other, before)
+    data = strangers.texts(place / "texts")
+    other = strangers.texts(place / "elsewhere", lines=60)
+    before = strangers.texts(place / "earlier", lines=60)
+    lean = strangers.halved(place / "lean", strangers.model(place / "source", "llama", seed=78))
+    judged = works(f"judge {lean} --data {before}")
+    assert before.name in (lean / "README.md").read_text(), judged.stderr
+    heals(lean, data, place / "runs" / "own", "--set train.duration=3st")
+    return Healed(place, place / "runs" / "own", other, before)
 
 
 def results(card: Path) -> dict[str, dict[str, float]]:

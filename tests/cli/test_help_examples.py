@@ -33,12 +33,10 @@ FIRST = ["shrink", "retrain", "report"]  # what others look at
 def place(tmp_path_factory):
     """A folder with `my-model` and `texts`, and what examples take for granted."""
     place = tmp_path_factory.mktemp("place")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LEANSURGEON_CACHE", str(place / "cache"))
-        strangers.model(place / "my-model", "llama", num_hidden_layers=5)
-        strangers.texts(place / "texts")
-        works("shrink my-model --heads 8 --uncalibrated --no-proof -o runs/wide", cwd=place)
-        yield place
+    strangers.model(place / "my-model", "llama", num_hidden_layers=5)
+    strangers.texts(place / "texts")
+    works("shrink my-model --heads 8 --uncalibrated --no-proof -o runs/wide", cwd=place)
+    return place
 
 
 def shortened(line: str) -> str:

@@ -56,7 +56,6 @@ def test_a_set_that_not_all_arms_take_is_said():
 
 def test_the_three_headline_commands_run_as_they_are_typed(tmp_path, monkeypatch):
     """With a preset of a hundredth of the size, and seconds for minutes."""
-    monkeypatch.setenv("LEANSURGEON_CACHE", str(tmp_path / "cache"))
     whole = PRESETS["bert-crammed"]
     small = {"hidden_size": 48, "intermediate_size": 64, "vocab_size": 1024}
     config = whole.config | {key: value for key, value in small.items() if key in whole.config}

@@ -15,16 +15,12 @@ from leansurgeon.checkpoints.source import open_source
 from leansurgeon.measure.data import calibration
 from tests.cli.answers import document, heal, heals, read, stderr_of, stdout_of, typed, works
 from tests.support.models.word_models import WORDS, words
+from tests.tasks.prepared import everything, prepare
 
 TEXTS = [" ".join(np.random.default_rng(i).choice(WORDS, 8)) for i in range(160)]
 NAMES = WORDS[:3]
 MARKS = [[int(name in text.split()) for name in NAMES] for text in TEXTS]
 SCORES = [round(sum(marks) / 3 + len(text) / 100, 3) for marks, text in zip(MARKS, TEXTS, strict=True)]
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("LEANSURGEON_CACHE", str(tmp_path / "cache"))
 
 
 def bert(folder, cls="BertForSequenceClassification", **options):
@@ -52,12 +48,8 @@ def logits(model, split, run):
     """What plain transformers says of the held-out texts, and their labels as the task has them."""
     import yaml
 
-    from leansurgeon import tasks
-
     options = yaml.safe_load((run / "recipe.yaml").read_text())["task"]
-    task = tasks.make(options.pop("name"), options)
-    task.prepare(run / "cache", model, workers=1, say=lambda text: None)
-    batch = task.batch(split, np.arange(task.size(split)), seed=0, epoch=0)
+    batch = everything(prepare(run / "cache", model_dir=model, **options), split)
     labels = batch.pop("labels")
     made = transformers.AutoModelForSequenceClassification.from_pretrained(model).eval()
     with torch.no_grad():

@@ -51,10 +51,8 @@ def test_a_recipe_with_a_base_can_be_shown_whole_and_copied(tmp_path):
 @pytest.fixture(scope="module")
 def shrunk(tmp_path_factory):
     workspace = tmp_path_factory.mktemp("runs")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LEANSURGEON_CACHE", str(tmp_path_factory.mktemp("cache")))
-        works(f"shrink digits-vit --heads 8 --layers 2 --mlp-dim 16 --no-proof -o {workspace}/lean")
-        yield workspace
+    works(f"shrink digits-vit --heads 8 --layers 2 --mlp-dim 16 --no-proof -o {workspace}/lean")
+    return workspace
 
 
 def test_retrain_takes_the_newest_shrunk_model_and_its_recipe(shrunk):

@@ -154,11 +154,6 @@ def test_a_pickle_is_read_on_request_and_an_evil_one_never(tmp_path):
     assert not (tmp_path / "owned").exists() and not (tmp_path / "out2").exists()
 
 
-def test_a_hub_id_without_network_is_one_sentence(tmp_path):
-    done = typed("shrink nobody/no-such-model --layers 2", cwd=tmp_path)
-    assert done.returncode == 3 and re.search(r"nobody/no-such-model\b.*\bhub\b", done.stderr, re.S)
-
-
 def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
     """Every copy answers as on a full disk; tests/checkpoints/test_weights.py meets the kernel's own answer."""
     build("bert", hidden_size=256, intermediate_size=512).save_pretrained(tmp_path / "source")

@@ -25,7 +25,7 @@ def trained(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def cut(trained) -> dict:
-    wanted = "--heads 8 --layers 3 --mlp-dim 128 --samples 512"
+    wanted = "--heads 8 --layers 3 --mlp-dim 128 --samples 256"
     done = works(f"shrink run {wanted} --json -o lean", cwd=trained)
     assert re.search(r"\btask digits\b.*\brecipe\b", done.stderr, re.S)
     return json.loads(done.stdout)
@@ -38,7 +38,7 @@ def test_the_record_says_what_chose_and_how_the_result_scores(cut, trained):
     assert compared["accuracy"]["result"] > compared["accuracy"]["source"] - 0.15
     record = read(trained / "lean" / "surgery.json")
     assert record["plan"] == cut["plan"] and record["plan"]["calibrated"]
-    assert record["decided"]["calibration"]["samples"] == {"fit": 512, "guard": 128, "heldout": 360}
+    assert record["decided"]["calibration"]["samples"] == {"fit": 256, "guard": 64, "heldout": 360}
     assert len(record["decided"]["calibration"]["sha256"]) == 64
     drop = next(o for o in record["plan"]["operators"] if o["name"] == "drop-layers")
     scores = [c["judged_by"] for c in drop["settings"]["evidence"]["candidates"]]

@@ -14,13 +14,6 @@ from tests.support.content import side_of
 from tests.support.models import strangers
 
 
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LEANSURGEON_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
 def write(path, header, rows):
     with path.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([header, *rows])

@@ -36,7 +36,6 @@ REFUSED = (
     ((*MINE, "--variant", "a:heads=many"), "a: --heads many"),
     ((*MINE, "--layers", "9"), "lean: --layers 9 is more than the 4 layers"),
     ((*MINE, "--layers", "2", "--variant", "a:layers=2"), "--variant"),
-    ((*MINE, "--layers", "2", "--time", "1s"), "too short"),
     ((*MINE, "--layers", "2", "--debug"), "--time 2m"),
     # Data and experiments are told apart.
     (("digits-vit", "--layers", "2"), "--data"),
@@ -181,6 +180,7 @@ def test_images_and_texts_without_labels_are_compared(kind, tmp_path):
     make_model(tmp_path / model)
     make_data(tmp_path / "data")
     words = ["run", model, "--data", "data", "--layers", "2", "--seeds", "0", "--set", "train.optim.lr=1e-3", *SHORT]
+    words += ["--arms", "original,lean"]
     with trainings_forked():
         done = command_line.leansurgeon(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr

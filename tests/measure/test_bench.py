@@ -52,10 +52,6 @@ def test_half_precision_keeps_less_for_the_backward_pass():
     assert 0.4 < per_sample("bf16") / per_sample("fp32") < 0.9
 
 
-def test_the_models_own_number_of_heads_takes_part_once():
-    assert len(bench.contenders(open_source("digits-vit"), [4, 4])[0]) == 1
-
-
 def test_a_sweep_keeps_what_the_config_says_of_every_layer(saved):
     source = open_source(str(saved("modernbert")[0]))
     found, _ = bench.contenders(source, [2])

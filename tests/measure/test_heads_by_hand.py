@@ -80,8 +80,9 @@ def test_what_is_no_number_or_did_not_run_is_refused(loaded):
     ids=["accuracy", "loss", "cosine"],
 )
 def test_a_hundredth_may_be_lost(whole, judge, enough, too_much):
-    rows = [{"fraction": 0.0} | enough, {"fraction": 0.5} | enough, {"fraction": 1.0} | too_much]
-    assert pruning.prunable(rows, SimpleNamespace(whole=whole, judge=judge)) == 0.5
+    losses = (enough, enough, too_much, enough)  # what goes ends at the first loss
+    rows = [{"fraction": i / 4} | one for i, one in enumerate(losses)]
+    assert pruning.prunable(rows, SimpleNamespace(whole=whole, judge=judge)) == 0.25
 
 
 # -- documents ------------------------------------------------------------------------------------

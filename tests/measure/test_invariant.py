@@ -104,7 +104,7 @@ def test_a_jacobian_without_full_rank_has_a_bound_that_json_can_hold(tiny) -> No
         json.dumps(row, allow_nan=False)
 
 
-def test_few_samples_of_all_batches_are_probed_and_every_layer_has_its_own_weights(tiny) -> None:
+def test_few_samples_of_all_batches_are_probed(tiny) -> None:
     """Of 9 samples in batches of 2, 4 and 3 the middles of two halves: the third and the seventh."""
     loaded, _ = tiny("vit", **SMALL, image_size=4, head_dim=4)
     images = torch.randn(9, 1, 4, 4, dtype=F64, generator=torch.Generator().manual_seed(3))
@@ -114,9 +114,6 @@ def test_few_samples_of_all_batches_are_probed_and_every_layer_has_its_own_weigh
     assert [layer["jacobian"] for layer in found] == jacobian(
         loaded, find_attentions(loaded), middles, mask_of, probes=8
     )
-    for layer, name in zip(found, loaded.projections, strict=True):
-        weight = loaded.model.get_submodule(name).weight.detach().numpy()
-        assert layer["weights"]["o"]["value"] == pytest.approx(np.linalg.cond(weight), rel=1e-5)
 
 
 def another_basis(loaded, worst: float) -> None:

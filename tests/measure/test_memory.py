@@ -79,9 +79,7 @@ def by_hand(batch: int, eager: bool, bits: int, depth: int) -> float:
     return depth * block
 
 
-@pytest.mark.parametrize(
-    "attention, precision", [("sdpa", "bf16"), ("eager", "bf16"), ("sdpa", "fp32"), ("eager", "fp32")], ids=str
-)
+@pytest.mark.parametrize("attention, precision", [("sdpa", "bf16"), ("eager", "fp32")], ids=str)
 def test_activations_of_vit_b_are_those_of_a_hand_count(attention, precision):
     """The embedding, the last norm, the head and the images add 5 % to four blocks; nothing may be missing."""
     config, family = vit_b(depth=4)
@@ -92,13 +90,6 @@ def test_activations_of_vit_b_are_those_of_a_hand_count(attention, precision):
     assert found.weights == pytest.approx(weights, rel=0.002)
     assert found.optimizer == pytest.approx(2 * weights, rel=0.002)  # two moments
     assert found.when == "backward"
-
-
-@pytest.mark.parametrize("attention, gib", [("sdpa", 9.30), ("eager", 10.62)])
-def test_the_cpus_own_rules_give_what_another_program_counted(attention, gib):
-    """ViT-B, batch 128, bf16, AdamW: 40 lines that were written apart from this package, and torch's MemTracker."""
-    found = Rehearsal(*vit_b(), Setting(batch=128, attention=attention), cuda=False).peak()
-    assert found.total / GIB == pytest.approx(gib, abs=0.03)
 
 
 def test_ddp_adds_the_gradients_that_live_in_buckets():
@@ -164,8 +155,7 @@ def test_the_count_agrees_with_torchs_tracker():
     assert ours == pytest.approx(theirs, rel=0.005)
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("family", ["vit", "bert", "gpt2"])
+@pytest.mark.parametrize(("family", "attention"), [("vit", "sdpa"), ("bert", "eager"), ("gpt2", "sdpa")])
 def test_a_fake_step_counts_what_a_real_one_takes(family, attention):
     """The same step on real CPU tensors: the same storages, byte for byte."""
     sizes = {"num_hidden_layers": 3, "hidden_size": 64, "intermediate_size": 256}
@@ -181,7 +171,7 @@ def test_a_fake_step_counts_what_a_real_one_takes(family, attention):
 # -- every family, and the largest batch ----------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", ["llama", "modernbert", "siglip_vision_model", "t5"])
+@pytest.mark.parametrize("family", ["modernbert", "siglip_vision_model", "t5"])
 def test_every_kind_of_family_can_be_predicted(family):
     config, known = tiny(family)
     tokens = None if family == "siglip_vision_model" else 8

@@ -14,7 +14,7 @@ from leansurgeon.measure.heads import pruning
 from leansurgeon.measure.heads.document import HeadOptions, study
 from leansurgeon.measure.heads.importance import importance
 from leansurgeon.measure.heads.judge import HeadScorer, Labelled, OutputScorer
-from leansurgeon.measure.heads.sites import Site, sites
+from leansurgeon.measure.heads.sites import sites
 from tests.support.models.small_classifier import Rule, classifier
 
 
@@ -111,10 +111,6 @@ def test_nothing_is_tested_where_nothing_differs_or_nothing_can_be_told(trained)
     assert all(row["change"] >= -1e-6 for row in rows) and max(row["change"] for row in rows) > 1e-3
 
 
-def site(index: int, heads: int, shared: int = 1, in_step: bool = False, stage: int = 0) -> Site:
-    return Site(f"l{index}", "self", stage, index, index, 0, heads, 4, shared, in_step)
-
-
 def test_every_order_of_the_document_is_what_its_name_says(trained):
     """Ranked on training samples, scored on the held-out ones."""
     fit, held = batch_of(96, 5), batch_of(90, 6)
@@ -134,9 +130,3 @@ def test_every_order_of_the_document_is_what_its_name_says(trained):
     assert found["ablation"]["worse"] == sum(change > 0 for change in shown) > 0
     assert found["ablation"]["better"] == sum(change < 0 for change in shown)
     assert found["ablation"]["spearman"] == pytest.approx(stats.spearmanr(values, changes).statistic)
-
-
-def test_what_can_go_ends_at_the_first_loss(bench):
-    whole = bench.whole.accuracy
-    back = [{"fraction": i / 4, "accuracy": a} for i, a in enumerate((whole, 0.995 * whole, 0.8 * whole, whole))]
-    assert pruning.prunable(back, bench) == 0.25

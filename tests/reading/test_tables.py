@@ -28,7 +28,7 @@ def test_what_a_writer_of_quotation_marks_has_written(tmp_path, name, mark):
     if name.endswith("tsv") != (mark == "\t"):
         return
     rows = [*ROWS, ["three\nlines\tand a tab", "1"], ['"', "0"]]
-    with (tmp_path / name).open("w", newline="", encoding="utf-8") as file:
+    with (tmp_path / name).open("w", newline="", encoding="utf-8-sig") as file:
         csv.writer(file, delimiter=mark).writerows([["text", "label"], *rows])
     assert read(tmp_path / name) == rows
 

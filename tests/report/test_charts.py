@@ -22,7 +22,7 @@ from leansurgeon.report.charts.forms import (
     Series,
 )
 from leansurgeon.report.charts.forms import lines as drawing
-from leansurgeon.report.charts.render import save, svg
+from leansurgeon.report.charts.render import svg
 from leansurgeon.report.charts.sections import head_charts
 from leansurgeon.report.collect import collect
 from leansurgeon.report.runs import POINTS, HeadStudy, thin_points
@@ -157,13 +157,3 @@ def test_a_drawing_for_the_page_has_words_variables_for_colours_and_no_reach_out
         assert "href" not in text and "url(" not in text and " id=" not in text and "style=" not in text
     said = [e.text for e in ElementTree.fromstring(svg(charts["parameters"])).iter() if e.tag.endswith("title")]
     assert "lean, 152,394: 98.43 %" in said
-
-
-def test_files_of_three_kinds(charts, tmp_path):
-    files = save(charts["loss"], tmp_path / "x")
-    assert [file.name for file in files] == ["x.svg", "x.png", "x.pdf"]
-    words = "".join(ElementTree.parse(files[0]).getroot().itertext())
-    assert "Training loss" in words and "epoch" in words
-    assert files[1].read_bytes()[:8] == b"\x89PNG\r\n\x1a\n" and files[2].read_bytes()[:5] == b"%PDF-"
-    again = save(charts["loss"], tmp_path / "y")
-    assert [file.read_bytes() for file in again[:2]] == [file.read_bytes() for file in files[:2]]

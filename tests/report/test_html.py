@@ -21,7 +21,6 @@ from leansurgeon.report.tables.render import make_document
 from leansurgeon.training.recipe import reading
 from leansurgeon.training.runs.summary import Summary
 from tests.support import command_line
-from tests.support.models.word_models import sentence_encoder
 from tests.support.report.html_reading import Page
 from tests.support.report.report_fixtures import digits, kappa, perplexities, summary, write
 from tests.support.report.report_workspace import surgery, workspace
@@ -260,20 +259,6 @@ def test_without_more_than_a_summary(tmp_path):
         ["44", "20", "6.00", "≥10"],
         ["95", "30", "9.00", "≥15"],
     ]
-
-
-def test_the_data_of_the_command_can_be_typed(saved, tmp_path):
-    """`--calibrate digits` or `lines` would name no data."""
-    from leansurgeon.checkpoints.source import open_source
-    from leansurgeon.measure.data.calibration import from_task, open_calibration
-
-    vit = open_source("digits-vit")
-    own = from_task("digits", {"split_seed": 3}, vit, cache=tmp_path, samples=8).as_record().as_dict()
-    again = open_calibration(own["name"], vit, cache=tmp_path, samples=8).as_record().as_dict()
-    assert own == again and own["name"] == "task:digits,split_seed=3"
-    folder, text = sentence_encoder(saved, tmp_path, 40)
-    data = open_calibration(str(text), open_source(str(folder)), cache=tmp_path).as_record().as_dict()
-    assert data["name"] == str(text)
 
 
 def test_the_command_of_a_cut_is_one_command_without_folders_of_this_machine(tmp_path):

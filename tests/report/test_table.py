@@ -180,22 +180,6 @@ def test_latex_is_balanced_and_escaped() -> None:
     assert not re.search(r"(?<!\\)%", "\n".join(body))
 
 
-@pytest.mark.parametrize("style", FORMATS)
-def test_every_format_has_every_arm_with_its_mean(style) -> None:
-    text = experiment_table(digits(), style)
-    for arm in ("original", "lean", "control"):
-        mean = fmean(one["final"]["metric"] for one in digits(arms=(arm,)))
-        figures = {f"{100 * mean:.1f}", f"{mean:.4f}", f"{mean:.3f}", repr(mean)}
-        assert arm in text and any(figure in text for figure in figures), (arm, figures)
-
-
-def test_step_times_of_trainings_side_by_side_carry_a_caution() -> None:
-    assert "side by side" not in experiment_table(digits())
-    made = digits()
-    made[1]["started"] = made[0]["started"]
-    assert "side by side" in experiment_table(made)
-
-
 def test_a_table_does_not_depend_on_which_training_ended_first() -> None:
     """`run` prints it in the order of the recipe; side by side, arms end in any order."""
     made = [summary(experiment="sweep") for _ in range(4)]

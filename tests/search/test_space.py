@@ -69,18 +69,6 @@ def test_a_control_has_the_old_heads_and_as_many_parameters_within_one_unit_a_la
     assert control(source, only_depth, calibrated=False) is None
 
 
-@pytest.mark.parametrize(("head_dim", "mlp"), [("auto", 200), ("8", 256)])
-def test_a_control_is_the_sources_but_for_depth_and_mlp(head_dim, mlp):
-    """8 heads of 16 have 4 * 64 * 64 weights more than 4 of them, as many as 128 MLP units, and 3 * 64 biases, which
-    are a unit and a half; 8 heads of 8 have as many as before.
-    """
-    searched = found(open_source("digits-vit"), Budget(10**9), heads="8", layers="3", mlp_dim="200", head_dim=head_dim)
-    other = control(open_source("digits-vit"), searched.candidates[0], calibrated=False)
-    (stage,) = other.shape.stages
-    assert (stage.heads, stage.head_dim, stage.depth) == (4, 16, 3)
-    assert stage.mlp_dim == {"auto": 328, "8": 200}[head_dim]
-
-
 def test_a_controls_mlp_grows_alike_in_every_stage():
     source = open_source("volo-d3")  # MLPs of 768 and three times 1536; heads 8, 16, 16, 16
     (lean,) = found(source, Budget(10**9), heads="16", layers="1x", mlp_dim="900").candidates

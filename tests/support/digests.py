@@ -383,23 +383,18 @@ def differing(before: dict, after: dict, kinds: set[str]) -> list[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["record", "check", "compare"])
+    parser.add_argument("what", choices=["record", "check"])
     parser.add_argument("file", type=Path, help="The digests to write, or to compare with.")
-    parser.add_argument("other", type=Path, nargs="?", help="compare: the digests of another state.")
     parser.add_argument("--only", default="*", help="Cases whose name matches this pattern.")
     parser.add_argument("--work", type=Path, help="A folder that must not exist yet; what was written stays there.")
     parser.add_argument("--kinds", default=KINDS, help=f"What is compared (default: {KINDS}); talk is on stderr.")
     given = parser.parse_args()
-    kinds = set(given.kinds.split(","))
-    if given.what == "compare":
-        lines = differing(json.loads(given.file.read_text()), json.loads(given.other.read_text()), kinds)
-    else:
-        with tempfile.TemporaryDirectory() as scratch:
-            found = record((given.work or Path(scratch) / "work").resolve(), given.only)
-        if given.what == "record":
-            given.file.write_text(json.dumps(found, indent=1))
-            return 0
-        lines = differing(json.loads(given.file.read_text()), found, kinds)
+    with tempfile.TemporaryDirectory() as scratch:
+        found = record((given.work or Path(scratch) / "work").resolve(), given.only)
+    if given.what == "record":
+        given.file.write_text(json.dumps(found, indent=1))
+        return 0
+    lines = differing(json.loads(given.file.read_text()), found, set(given.kinds.split(",")))
     print("\n".join(lines) or "Nothing differs.")
     return 1 if lines else 0
 

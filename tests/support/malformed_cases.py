@@ -11,8 +11,18 @@ from random import Random
 
 from tests.support import malformed as m
 
-QUICK = ("bert", "gpt2", "vit", "llama", "t5", "modernbert", "dinov2", "nystromformer", "electra", "clip_vision_model")
-UNDECLARED = ("starcoder2",)  # families that are inferred, which takes seconds for every config
+FAMILIES = (
+    "bert",
+    "gpt2",
+    "vit",
+    "llama",
+    "t5",
+    "modernbert",
+    "dinov2",
+    "nystromformer",
+    "electra",
+    "clip_vision_model",
+)
 TIMM = {
     "vit_tiny_patch16_224": {"img_size": 16, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2},
     "cait_xxs24_224": {"img_size": 16, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2},
@@ -48,7 +58,7 @@ class Bases:
         return target
 
 
-def build(root: Path, *, every_family: bool) -> Bases:
+def build(root: Path) -> Bases:
     """Make everything that cases damage."""
     import torch
     from safetensors.torch import load_file, save_file
@@ -56,14 +66,11 @@ def build(root: Path, *, every_family: bool) -> Bases:
     from leansurgeon.checkpoints.model import create_timm
     from tests import conftest
     from tests.support.command_line import leansurgeon
-    from tests.support.models.undeclared import small_model
     from tests.support.models.word_models import words
     from tests.support.report.report_workspace import workspace
 
-    for family in conftest.FAMILIES if every_family else QUICK:
+    for family in FAMILIES:
         conftest.build(family).save_pretrained(root / "models" / family)
-    for family in UNDECLARED if every_family else ():
-        small_model(family, root / "models" / family)
     for family in ("bert", "gpt2", "llama"):
         words(root / "models" / family)
     for name, args in TIMM.items():

@@ -132,13 +132,12 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=2000)
     parser.add_argument("--only", type=int, nargs="*")
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--all-families", action="store_true")
     said = parser.parse_args()
     import torch
 
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as scratch:
-        bases = malformed_cases.build(Path(scratch), every_family=said.all_families)
+        bases = malformed_cases.build(Path(scratch))
         malformed_cases.warm(bases)
         gc.collect()
         gc.freeze()  # a process that looked through all of it would copy it

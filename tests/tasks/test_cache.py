@@ -97,16 +97,6 @@ def test_leftovers_of_killed_programs_are_removed_after_a_day(tmp_path):
     assert not old.exists() and fresh.exists()
 
 
-def test_numpy_reads_what_the_appending_writer_wrote(tmp_path):
-    parts = [np.arange(7), np.arange(0), np.arange(1000)[::3]]
-    writer = disk_cache.ArrayWriter(tmp_path / "a.npy", np.uint16)
-    for part in parts:
-        writer.append(part)
-    writer.close()
-    loaded = np.load(tmp_path / "a.npy", mmap_mode="r", allow_pickle=False)
-    assert loaded.dtype == np.uint16 and np.array_equal(loaded, np.concatenate(parts))
-
-
 def test_draws_belong_to_the_sample_and_not_to_the_batch():
     whole = chance.uniform(3, 1, np.arange(50), 9)
     order = np.random.default_rng(0).permutation(50)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pickle
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,13 +10,9 @@ import torch
 from sklearn.metrics import r2_score
 
 from leansurgeon import tasks
-from leansurgeon.models.d_retrieval import DRetrievalConfig, DRetrievalForSequenceClassification
+from tests.tasks.prepared import everything, prepare
 
-
-def prepared(cache, **options):
-    task = tasks.make("d-retrieval", options)
-    task.prepare(cache, None, workers=1, say=lambda line: None)
-    return pickle.loads(pickle.dumps(task))
+prepared = partial(prepare, name="d-retrieval")
 
 
 @pytest.mark.parametrize(("dimension", "size"), [(3, None), (5, 3)])
@@ -26,7 +22,7 @@ def test_labels_follow_the_formula(tmp_path, dimension, size):
     assert np.allclose(np.linalg.norm(a, axis=1), 1)
     if size is None:
         assert np.allclose(a @ a.T, np.eye(dimension), atol=1e-12)
-    train, evaluation = (task.batch(s, np.arange(task.size(s)), seed=0, epoch=0) for s in ("train", "eval"))
+    train, evaluation = (everything(task, s) for s in ("train", "eval"))
     values = np.concatenate([train["input_values"].numpy(), evaluation["input_values"].numpy()])
     assert values.shape == (500, 7, 3) and values.dtype == np.float32
     target = sum((values @ row).max(axis=1) for row in a)
@@ -41,25 +37,3 @@ def test_nmse_is_one_minus_the_explained_variance(tmp_path):
     score = task.score(guess, {"labels": batch["labels"]})
     expected = 1 - r2_score(batch["labels"].numpy(), guess[:, 0].numpy())
     assert task.metric_value(tasks.Sums(*map(float, score[:4]))) == {"nmse": pytest.approx(expected, rel=1e-5)}
-
-
-def test_two_heads_do_what_one_cannot(tmp_path):
-    """D = 2: the error falls by more than five times with the second head (the prototype: 0.137 to 0.004)."""
-    task = prepared(tmp_path, dimension=2, length=8)
-    found = {}
-    for heads in (1, 2):
-        torch.manual_seed(0)
-        model = DRetrievalForSequenceClassification(DRetrievalConfig(input_size=2, num_attention_heads=heads))
-        optimizer = torch.optim.Adam(model.parameters(), 3e-3)
-        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, 600, pct_start=0.1)
-        rng = np.random.default_rng(0)
-        for _ in range(600):
-            batch = task.batch("train", rng.integers(0, 8000, 128), seed=0, epoch=0)
-            score = task.score(model(batch["input_values"]).logits, batch)
-            (score.loss_sum / score.loss_count).backward()
-            optimizer.step(), schedule.step(), optimizer.zero_grad()
-        batch = task.batch("eval", np.arange(2000), seed=0, epoch=0)
-        with torch.no_grad():
-            score = task.score(model(batch["input_values"]).logits, batch)
-        found[heads] = task.metric_value(tasks.Sums(*map(float, score[:4])))["nmse"]
-    assert found[1] > 0.02 and found[1] > 5 * found[2], found

@@ -8,11 +8,11 @@ import os
 import pytest
 import yaml
 
-from leansurgeon import tasks
 from leansurgeon.errors import UsageError
 from leansurgeon.training.runs import resume
 from tests.support.command_line import leansurgeon
 from tests.support.models import strangers
+from tests.tasks.prepared import prepare
 
 
 @pytest.fixture
@@ -39,9 +39,10 @@ def test_damaged_images_are_named_before_the_first_step_and_left_out_where_asked
     assert '"damaged": 2' in json.dumps(summary)
 
     lean = tmp_path / "lean"
-    done = leansurgeon("shrink", model, "--layers", 3, "--calibrate", pictures, "-o", lean)
+    shrink = ("shrink", model, "--layers", 3, "--calibrate", pictures, "--heal", "none", "--no-proof", "-o", lean)
+    done = leansurgeon(*shrink)
     assert done.returncode == 2 and "ant/3.png" in done.stderr
-    done = leansurgeon("shrink", model, "--layers", 3, "--calibrate", pictures, "--skip-damaged", "-o", lean)
+    done = leansurgeon(*shrink, "--skip-damaged")
     assert done.returncode == 0, done.stderr
     assert "2 damaged left out" in (lean / "surgery.json").read_text()
 
@@ -72,10 +73,8 @@ def test_images_of_forms_that_are_not_read_are_counted(damaged, tmp_path):
 def test_a_resumed_run_says_that_its_data_changed_and_what_can_be_done(tmp_path):
     pictures = strangers.pictures(tmp_path / "pictures", each=40)
 
-    def prepared(**options):
-        task = tasks.make("folder", {"data": str(pictures), "image_size": 12, **options})
-        task.prepare(tmp_path / "cache", None, workers=1, say=print)
-        return task
+    def prepared():
+        return prepare(tmp_path / "cache", "folder", data=str(pictures), image_size=12)
 
     before = prepared()
     saved = {"data": {split: before.size(split) for split in ("train", "eval")}, "entry": before.prepared_as}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import pickle
+from functools import partial
 
 import datasets
 import numpy as np
@@ -17,18 +17,11 @@ from leansurgeon import tasks
 from leansurgeon.errors import LeanSurgeonError, UsageError
 from leansurgeon.tasks.text import glue
 from tests.support.models.word_models import crammed_words
+from tests.tasks.prepared import everything, prepare
+
+prepared = partial(prepare, name="glue", tokenizer="byte")
 
 NLI = ["entailment", "neutral", "contradiction"]
-
-
-def quiet(line: str) -> None:
-    pass
-
-
-def prepared(cache, **options):
-    task = tasks.make("glue", {"tokenizer": "byte", **options})
-    task.prepare(cache, None, workers=1, say=quiet)
-    return pickle.loads(pickle.dumps(task))
 
 
 def rows(task: str, part: str) -> list[tuple]:
@@ -72,7 +65,7 @@ def test_all_forms_hold_the_same_rows(tmp_path, task):
         expected = [
             row for part in parts_of(task) if (part == "train") == (split == "train") for row in rows(task, part)
         ]
-        first, *others = (t.batch(split, np.arange(t.size(split)), seed=0, epoch=0) for t in made)
+        first, *others = (everything(t, split) for t in made)
         for other in others:
             assert all(torch.equal(first[name], other[name]) for name in first) and set(first) == set(other)
         assert first["labels"].tolist() == pytest.approx([row[-1] for row in expected])
@@ -111,7 +104,7 @@ def test_metrics_are_those_of_the_libraries_however_batches_are_cut(tmp_path, ta
     made = prepared(tmp_path / "cache", task=task, data=write_hub(tmp_path / "data", task))
     torch.manual_seed(1)
     logits = torch.randn(made.size("eval"), max(1, len(glue.KINDS[task].labels)))
-    labels = made.batch("eval", np.arange(made.size("eval")), seed=0, epoch=0)["labels"].numpy()
+    labels = everything(made, "eval")["labels"].numpy()
     best, numbers = logits.argmax(1).numpy(), logits[:, 0].double().numpy()
     if task == "stsb":
         pearson, spearman = stats.pearsonr(numbers, labels), stats.spearmanr(numbers, labels)
@@ -188,6 +181,6 @@ def test_an_encoder_whose_tokenizer_marks_no_text_is_refused(tmp_path):
     (tmp_path / "model" / "config.json").write_text('{"model_type": "bert"}')
     task = tasks.make("glue", {"task": "sst2", "data": write_hub(tmp_path / "data", "sst2")})
     with pytest.raises(UsageError, match=r"reads the token <cls>.*does not add it to texts"):
-        task.prepare(tmp_path / "cache", tmp_path / "model", workers=1, say=quiet)
+        task.prepare(tmp_path / "cache", tmp_path / "model", workers=1, say=lambda line: None)
     (tmp_path / "model" / "config.json").write_text('{"model_type": "gpt2"}')  # reads the last token
-    task.prepare(tmp_path / "cache", tmp_path / "model", workers=1, say=quiet)
+    task.prepare(tmp_path / "cache", tmp_path / "model", workers=1, say=lambda line: None)

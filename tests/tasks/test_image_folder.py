@@ -24,23 +24,15 @@ from leansurgeon import tasks
 from leansurgeon.errors import LeanSurgeonError, UsageError
 from leansurgeon.tasks import base, chance
 from tests.support.content import number_of_image
-
-COUNTS = {"train": 12, "val": 7}
-RANDAUG = {"auto_augment": "rand-m9-mstd0.5", "random_erase": 0.5}
-
-
-def quiet(line: str) -> None:
-    pass
+from tests.tasks.prepared import everything, prepare
 
 
 def prepared(cache, name="folder", **options):
-    task = tasks.make(name, {"image_size": 16, "hold_out": False, **options})
-    task.prepare(cache, None, workers=1, say=quiet)
-    return pickle.loads(pickle.dumps(task))
+    return prepare(cache, name, **{"image_size": 16, "hold_out": False} | options)
 
 
-def everything(task, split="eval", **chance):
-    return task.batch(split, np.arange(task.size(split)), **{"seed": 0, "epoch": 0, **chance})
+COUNTS = {"train": 12, "val": 7}
+RANDAUG = {"auto_augment": "rand-m9-mstd0.5", "random_erase": 0.5}
 
 
 def png(array: np.ndarray) -> bytes:
@@ -89,7 +81,7 @@ def write(root, kind: str) -> str:
 def test_images_are_those_of_the_files_as_timm_prepares_them(tmp_path, kind):
     task = prepared(tmp_path / "cache", data=write(tmp_path / "data", kind), crop_pct=0.9)
     assert (task.size("train"), task.size("eval")) == (12, 7)
-    batch = everything(task)
+    batch = everything(task, "eval")
     rows = sorted(samples("val"), key=lambda row: row[1])
     assert batch["labels"].tolist() == [label for _, label in rows]
     reference = create_transform((3, 16, 16), crop_pct=0.9, interpolation="bicubic")
@@ -97,7 +89,7 @@ def test_images_are_those_of_the_files_as_timm_prepares_them(tmp_path, kind):
         assert torch.equal(reference(Image.open(io.BytesIO(content))), pixels)
     assert task.model_overrides() == {"num_labels": 3, "image_size": 16, "num_channels": 3}
     assert not list((tmp_path / "cache").glob("*/*images.bin")) or kind == "parquet"
-    assert torch.equal(everything(task, seed=5, epoch=3)["pixel_values"], batch["pixel_values"])
+    assert torch.equal(everything(task, "eval", seed=5, epoch=3)["pixel_values"], batch["pixel_values"])
 
 
 def test_a_sample_is_a_function_of_seed_epoch_and_index(tmp_path):
@@ -207,7 +199,7 @@ def test_a_hub_set_is_read_as_its_parquet_files_are(tmp_path, monkeypatch):
     local = datasets.load_dataset(root, cache_dir=str(tmp_path / "hf"))
     monkeypatch.setattr(datasets, "load_dataset", lambda name, config, split: local[split])
     hub, mine = (prepared(tmp_path / "cache", data=data) for data in ("hub:someone/pictures", root))
-    assert torch.equal(everything(hub)["pixel_values"], everything(mine)["pixel_values"])
+    assert torch.equal(everything(hub, "eval")["pixel_values"], everything(mine, "eval")["pixel_values"])
     assert hub.data_classes == mine.data_classes == ["a", "b", "c"]
 
 
@@ -326,7 +318,7 @@ def test_shards_say_classes_by_name(tmp_path):
     task = prepared(tmp_path / "cache", data=str(tmp_path))
     assert task.data_classes == ["cat", "dog", "sea lion"]
     assert everything(task, "train")["labels"].tolist() == [0, 1, 0, 2]
-    assert everything(task)["labels"].tolist() == [2, 1]
+    assert everything(task, "eval")["labels"].tolist() == [2, 1]
 
 
 def add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
@@ -342,4 +334,4 @@ def test_an_unreadable_image_of_a_shard_is_named(tmp_path):
     content[512 + 20 : 512 + 400] = bytes(380)
     path.write_bytes(content)
     with pytest.raises(UsageError, match=r"\bimage\b.*set-val-0000\.tar \(byte 512\).*\bformat\b.*\bPNG\b"):
-        everything(task)
+        everything(task, "eval")

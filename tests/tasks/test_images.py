@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import itertools
-import pickle
 import struct
 from collections import Counter
 from pathlib import Path
@@ -15,25 +14,15 @@ import torch
 from scipy import stats
 from sklearn.datasets import load_digits
 
-from leansurgeon import tasks
 from leansurgeon.errors import UsageError
 from leansurgeon.tasks.images import small
-
-
-def quiet(line: str) -> None:
-    pass
-
-
-def prepared(cache, name, **options):
-    task = tasks.make(name, options)
-    task.prepare(cache, None, workers=1, say=quiet)
-    return pickle.loads(pickle.dumps(task))
+from tests.tasks.prepared import everything, prepare
 
 
 def test_digits_are_scikit_learns_split_evenly(tmp_path):
-    task = prepared(tmp_path, "digits")
+    task = prepare(tmp_path, "digits")
     assert (task.size("train"), task.size("eval")) == (1437, 360)
-    parts = [task.batch(split, np.arange(task.size(split)), seed=0, epoch=0) for split in ("train", "eval")]
+    parts = [everything(task, split) for split in ("train", "eval")]
     images = torch.cat([part["pixel_values"] for part in parts])
     labels = torch.cat([part["labels"] for part in parts])
     data = load_digits()
@@ -42,7 +31,7 @@ def test_digits_are_scikit_learns_split_evenly(tmp_path):
     assert sorted(ours) == sorted(theirs)
     shares = parts[1]["labels"].bincount() / 360
     assert torch.allclose(shares, torch.from_numpy(np.bincount(data.target) / 1797).float(), atol=1 / 360)
-    other = prepared(tmp_path, "digits", split_seed=1).batch("eval", np.arange(360), seed=0, epoch=0)
+    other = prepare(tmp_path, "digits", split_seed=1).batch("eval", np.arange(360), seed=0, epoch=0)
     assert not torch.equal(other["pixel_values"], parts[1]["pixel_values"])
     assert task.model_overrides() == {"num_labels": 10, "image_size": 8, "num_channels": 1}
 
@@ -71,7 +60,7 @@ def write_set(folder: Path, train: int = 30, evaluation: int = 20, compress: boo
 @pytest.mark.parametrize("compress", [True, False])
 def test_fashion_images_come_back_from_their_files(tmp_path, compress):
     made = write_set(tmp_path / "data", compress=compress)
-    task = prepared(tmp_path / "cache", "fashion-mnist", data=str(tmp_path / "data"), augment=False, eval_samples=7)
+    task = prepare(tmp_path / "cache", "fashion-mnist", data=str(tmp_path / "data"), augment=False, eval_samples=7)
     assert (task.size("train"), task.size("eval")) == (30, 7)
     batch = task.batch("train", np.array([4, 29]), seed=0, epoch=0)
     pixels = (batch["pixel_values"] * 0.3530 + 0.2860) * 255
@@ -96,7 +85,7 @@ def test_augmentation_is_a_shift_by_up_to_two_pixels_and_a_flip(tmp_path):
 
 def test_missing_files_name_the_package(tmp_path):
     with pytest.raises(UsageError, match=r"Fashion-MNIST\b.*nowhere\b.*\.gz\b.*apt-get install dataset-fashion-mnist"):
-        prepared(tmp_path, "fashion-mnist", data=str(tmp_path / "nowhere"))
+        prepare(tmp_path, "fashion-mnist", data=str(tmp_path / "nowhere"))
 
 
 IMAGES = "train-images-idx3-ubyte.gz"
@@ -109,12 +98,10 @@ GOOD = idx_bytes(np.zeros((30, 28, 28), dtype=np.uint8))
         (gzip.compress(GOOD)[:-30], "truncated"),
         (gzip.compress(GOOD[:-1]), "not an idx file of N x 28 x 28 bytes"),
         (gzip.compress(GOOD + b"x"), "not an idx file"),
-        (gzip.compress(b"PK\x03\x04" + GOOD), "not an idx file"),
         (gzip.compress(b""), "not an idx file"),
         (GOOD, r"\bgzip\b"),
         (gzip.compress(idx_bytes(np.zeros((30, 784), dtype=np.uint8))), "not an idx file"),
         (gzip.compress(idx_bytes(np.zeros((29, 28, 28), dtype=np.uint8))), "29 images and .* 30 labels"),
-        (gzip.compress(idx_bytes(np.zeros((30, 32, 32), dtype=np.uint8))), "not an idx file of N x 28 x 28 bytes"),
     ],
     ids=lambda value: value if isinstance(value, str) else "file",  # gzip puts the time into the bytes
 )
@@ -122,16 +109,16 @@ def test_bad_files_are_one_sentence_and_leave_no_cache(tmp_path, content, messag
     write_set(tmp_path / "data")
     (tmp_path / "data" / IMAGES).write_bytes(content)
     with pytest.raises(UsageError, match=message) as caught:
-        prepared(tmp_path / "cache", "fashion-mnist", data=str(tmp_path / "data"))
+        prepare(tmp_path / "cache", "fashion-mnist", data=str(tmp_path / "data"))
     assert IMAGES in str(caught.value) and "\n" not in str(caught.value)
     assert list((tmp_path / "cache").iterdir()) == []
 
 
 @pytest.mark.equipped
 def test_the_real_fashion_mnist(tmp_path):
-    task = prepared(tmp_path, "fashion-mnist", augment=False)
+    task = prepare(tmp_path, "fashion-mnist", augment=False)
     assert (task.size("train"), task.size("eval")) == (60_000, 10_000)
-    labels = [task.batch(split, np.arange(task.size(split)), seed=0, epoch=0)["labels"] for split in ("train", "eval")]
+    labels = [everything(task, split)["labels"] for split in ("train", "eval")]
     assert labels[0].bincount().tolist() == [6000] * 10 and labels[1].bincount().tolist() == [1000] * 10
     pixels = task._array("train-images") / 255.0
     assert (pixels.mean(), pixels.std()) == (pytest.approx(0.2860, abs=1e-4), pytest.approx(0.3530, abs=1e-4))

@@ -8,7 +8,6 @@ import json
 import math
 import re
 from itertools import chain
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -26,18 +25,14 @@ from leansurgeon.tasks.text import corpus, vocab
 from leansurgeon.tasks.text import files as text_files
 from leansurgeon.training.recipe.reading import load
 from tests.support.models.word_models import crammed_words
+from tests.tasks.prepared import everything, prepare
+
+
+def prepared(cache, name="causal-lm", **options):
+    return prepare(cache, name, **{"tokenizer": "char", "seq_len": 64} | options)
+
 
 TEXT = text_files.PACKAGED["austen"].read_text(encoding="utf-8")
-
-
-def quiet(line: str) -> None:
-    pass
-
-
-def prepared(cache, name="causal-lm", model_dir=None, **options):
-    task = tasks.make(name, {"tokenizer": "char", "seq_len": 64, **options})
-    task.prepare(cache, model_dir, workers=1, say=quiet)
-    return task
 
 
 @pytest.fixture(scope="module")
@@ -45,20 +40,12 @@ def cache(tmp_path_factory):
     return tmp_path_factory.mktemp("cache")
 
 
-def test_the_packaged_texts_are_the_novel_and_reports_and_nothing_else():
-    assert len(TEXT) == 466_854 and TEXT.startswith("Persuasion\n") and TEXT.rstrip().endswith("Finis")
-    assert not any(word in TEXT.lower() for word in ("gutenberg", "ebook", "http", "copyright", "trademark"))
-    note = text_files.PACKAGED["austen"].with_name("README.md").read_text(encoding="utf-8")
-    assert "public domain" in note and "janeaustenr" in note and "Factbook" in note
-    assert len(Path(text_files.PROSE[1]).read_text(encoding="ascii")) == 202_819
-
-
 @pytest.mark.parametrize("kind", ["char", "byte", "bpe"])
 def test_the_windows_together_are_the_text(cache, kind):
     task = prepared(cache, tokenizer=kind, random_windows=False, eval_fraction=0.1)
     whole = dict(zip(("train", "eval"), text_files.cut_end(TEXT, 0.1), strict=True))
     for split, text in whole.items():
-        ids = task.batch(split, np.arange(task.size(split)), seed=0, epoch=0)["input_ids"]
+        ids = everything(task, split)["input_ids"]
         part = task.tokenizer().decode(ids.flatten(), skip_special_tokens=True)
         assert text.startswith(part) and len(text) - len(part) < 64 * 8
     assert task.model_overrides() == {"vocab_size": len(task.tokenizer())}
@@ -135,7 +122,7 @@ def test_the_ends_of_documents_are_never_hidden(tmp_path):
     for i in range(50):
         (tmp_path / f"{i:03}.txt").write_text("ab\ncd\n" * 3 + f"cd {i}\n")
     task = prepared(tmp_path / "cache", "masked-lm", data=str(tmp_path / "*.txt"), mask_prob=0.9, seq_len=32)
-    batch = task.batch("train", np.arange(task.size("train")), seed=0, epoch=0)
+    batch = everything(task, "train")
     ends = task.tokenizer().eos_token_id
     assert (batch["input_ids"] == ends).sum() > 20 and not (batch["labels"] == ends).any()
 
@@ -266,7 +253,7 @@ def test_the_files_of_tiny_stories_are_used_each_for_its_part(tmp_path, kinds):
     def read(*sets):
         recipe = load("tinystories-gpt", (f"task.data={data}", "task.seq_len=8", *sets), debug=True)
         task = tasks.make(recipe.task.name, recipe.task.options)
-        task.prepare(tmp_path / "cache", None, workers=1, say=quiet)
+        task.prepare(tmp_path / "cache", None, workers=1, say=lambda line: None)
         texts = {split: task.tokenizer().decode(tokens_of(task, split)) for split in task.splits}
         return {split: {int(number) for number in re.findall(r"story (\d+)", text)} for split, text in texts.items()}
 
@@ -300,7 +287,7 @@ def test_rows_of_token_ids_are_not_made_into_python_numbers(tmp_path, monkeypatc
     rows = [[], None, *packed_rows(tmp_path, 200)]
     data = write_stories(tmp_path / "packed.parquet", rows, "input_ids")
     task = prepared(tmp_path / "cache", **packed_options(tmp_path, data))
-    ids = [task.batch(s, np.arange(task.size(s)), seed=0, epoch=0)["input_ids"] for s in ("train", "eval")]
+    ids = [everything(task, s)["input_ids"] for s in ("train", "eval")]
     assert [len(part) for part in ids] == [180, 20] and torch.equal(torch.cat(ids), torch.tensor(rows[2:]))
     assert "2 empty rows left out" in task.was_read
 

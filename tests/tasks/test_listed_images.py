@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from leansurgeon import tasks
 from leansurgeon.tasks.user_data import recognise
+from tests.tasks.prepared import everything, prepare
 
 NAMES = ["cat", "dog", "emu"]
 
@@ -58,7 +58,7 @@ def test_images_and_their_classes_are_those_of_the_table(tmp_path, layout):
     found = recognise(make(tmp_path / "data", layout))
     assert (found.kind, len(found.columns)) == ("classes", 2)
     lines = []
-    batches = everything(prepared(tmp_path, found.names[0], lines.append))
+    batches = batches_of(prepared(tmp_path, found.names[0], lines.append))
     seen = set()
     for batch in (batches["train"], batches["eval"]):
         for pixels, label in zip(batch["pixel_values"], batch["labels"], strict=True):
@@ -82,7 +82,7 @@ def test_a_folder_called_train_beside_other_classes_is_a_class(tmp_path):
         for i in range(6):
             draw(tmp_path / "traffic" / name / f"{i}.png", i)
     task = prepared(tmp_path, tmp_path / "traffic")
-    labels = {split: batch["labels"].tolist() for split, batch in everything(task).items()}
+    labels = {split: batch["labels"].tolist() for split, batch in batches_of(task).items()}
     assert sum(map(len, labels.values())) == 18 and labels["eval"]
     assert {label for some in labels.values() for label in some} == {0, 1, 2}
 
@@ -92,7 +92,7 @@ def test_parts_by_other_names_are_parts_and_a_test_is_read_last(tmp_path):
         for name in NAMES:
             for i in range(6):
                 draw(tmp_path / "parts" / part / name / f"{i}.png", i + number)
-    batches = everything(prepared(tmp_path, tmp_path / "parts"))
+    batches = batches_of(prepared(tmp_path, tmp_path / "parts"))
     assert len(batches["train"]["labels"]) + len(batches["eval"]["labels"]) == len(batches["test"]["labels"]) == 18
     assert (
         float(batches["train"]["pixel_values"].max()) * 255 < 119 <= float(batches["test"]["pixel_values"].min()) * 255
@@ -101,10 +101,8 @@ def test_parts_by_other_names_are_parts_and_a_test_is_read_last(tmp_path):
 
 def prepared(folder, data, say=print):
     options = {"data": str(data), "image_size": 8, "augment": False, "mean": [0.0] * 3, "std": [1.0] * 3}
-    task = tasks.make("folder", options)
-    task.prepare(folder / "cache", None, workers=1, say=say)
-    return task
+    return prepare(folder / "cache", "folder", say=say, **options)
 
 
-def everything(task):
-    return {split: task.batch(split, np.arange(task.size(split)), seed=0, epoch=0) for split in task.splits}
+def batches_of(task):
+    return {split: everything(task, split) for split in task.splits}

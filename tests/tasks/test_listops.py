@@ -5,9 +5,8 @@ nested lists.
 from __future__ import annotations
 
 import itertools
-import pickle
 import statistics
-from collections import Counter
+from functools import partial
 
 import numpy as np
 import pytest
@@ -17,6 +16,7 @@ from scipy import stats
 from leansurgeon import tasks
 from leansurgeon.errors import UsageError
 from leansurgeon.tasks.long_range.listops import SYMBOLS, Grammar, chunk
+from tests.tasks.prepared import prepare
 
 PUBLISHED = Grammar()
 
@@ -112,43 +112,12 @@ def test_lengths_follow_the_exact_distribution():
     assert stats.chisquare(observed, cells / cells.sum() * len(lengths)).pvalue > 1e-3
 
 
-def test_shapes_have_their_exact_probabilities():
-    """Every shape (operators and digits not told apart) of a small grammar, its probability multiplied out."""
-    grammar = Grammar(max_depth=3, max_args=3, min_length=3, max_length=15)
-
-    def shapes(depth):
-        yield "d", 1 if depth == grammar.max_depth else 0.75, 1
-        if depth < grammar.max_depth:
-            for number in (2, 3):
-                for parts in itertools.product(list(shapes(depth + 1)), repeat=number):
-                    names, shares, lengths = zip(*parts, strict=True)
-                    yield f"({''.join(names)})", 0.25 / 2 * np.prod(shares), 2 + sum(lengths)
-
-    def shape(tree):
-        return "d" if isinstance(tree, int) else f"({''.join(map(shape, tree[1:]))})"
-
-    exact = {text: share for text, share, length in shapes(1) if 3 < length < 15}
-    observed = Counter(shape(parsed(symbols)) for symbols, _ in drawn(grammar, 20_000, seed=2))
-    assert set(observed) <= set(exact)
-    shares = np.array(list(exact.values())) / sum(exact.values())
-    counts = np.array([observed[text] for text in exact])
-    common = shares > 1e-3
-    expected = [*shares[common], shares[~common].sum()]
-    found = [*counts[common], counts[~common].sum()]
-    assert common.sum() > 20 and stats.chisquare(found, np.array(expected) * counts.sum()).pvalue > 1e-3
-
-
 MINI = {"train": 1200, "eval": 100, "test": 50, "min_length": 20, "max_length": 100}
-
-
-def prepared(folder, workers=1, say=lambda line: None, **options):
-    task = tasks.make("listops", {**MINI, **options})
-    task.prepare(folder, None, workers=workers, say=say)
-    return task
+prepared = partial(prepare, name="listops", **MINI)
 
 
 def test_the_number_of_processes_changes_nothing(tmp_path):
-    alone, several = (prepared(tmp_path / str(workers), workers) for workers in (1, 3))
+    alone, several = (prepared(tmp_path / str(workers), workers=workers) for workers in (1, 3))
     for name in ("tokens", "starts", "labels"):
         assert np.array_equal(alone._array(name), several._array(name))
     other_seed = prepared(tmp_path / "seed", seed=1)
@@ -165,7 +134,7 @@ def test_splits_are_disjoint_and_nothing_comes_twice(tmp_path):
 
 
 def test_a_batch_holds_padded_tokens_and_the_value(tmp_path):
-    task = pickle.loads(pickle.dumps(prepared(tmp_path)))
+    task = prepared(tmp_path)
     batch = task.batch("eval", np.array([5, 2, 99]), seed=0, epoch=0)
     assert batch["input_ids"].shape == (3, 128)  # the power of two from max_length up
     for tokens, mask, label in zip(batch["input_ids"], batch["attention_mask"], batch["labels"], strict=True):

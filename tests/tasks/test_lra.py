@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 
 import datasets
 import numpy as np
@@ -14,21 +13,7 @@ from leansurgeon import tasks
 from leansurgeon.errors import LeanSurgeonError, UsageError
 from leansurgeon.models.nystromformer_lra import NystromformerLraConfig, NystromformerLraForSequenceClassification
 from leansurgeon.tasks.long_range import lra
-
-
-def quiet(line: str) -> None:
-    pass
-
-
-def prepared(cache, name, **options):
-    task = tasks.make(name, options)
-    task.prepare(cache, None, workers=1, say=quiet)
-    return pickle.loads(pickle.dumps(task))
-
-
-def everything(task, split="train"):
-    return task.batch(split, np.arange(task.size(split)), seed=0, epoch=0)
-
+from tests.tasks.prepared import everything, prepare
 
 # -- IMDb ------------------------------------------------------------------------------------------
 
@@ -50,17 +35,17 @@ def write_reviews(root) -> str:
 
 def test_reviews_are_bytes(tmp_path):
     data = write_reviews(tmp_path / "data")
-    task = prepared(tmp_path / "cache", "lra-text", data=data, max_length=200)
+    task = prepare(tmp_path / "cache", "lra-text", data=data, max_length=200)
     for split, name in (("train", "train"), ("eval", "test")):
         batch = everything(task, split)
         assert torch.equal(batch["attention_mask"] == 1, batch["input_ids"] > 0)
         texts = [bytes((ids[ids > 0] - 1).tolist()) for ids in batch["input_ids"]]
         found = zip(texts, batch["labels"].tolist(), strict=True)
         assert sorted(found) == sorted((text.encode()[:200], label) for text, label in REVIEWS[name])
-    some = prepared(tmp_path / "cache", "lra-text", data=data, train_samples=6, pad="max")
+    some = prepare(tmp_path / "cache", "lra-text", data=data, train_samples=6, pad="max")
     assert everything(some)["input_ids"].shape == (6, 4096) and set(everything(some)["labels"].tolist()) == {0, 1}
     with pytest.raises(UsageError, match=r"'lra-text'.*\b9\b.*eval_samples.*\b10\b"):
-        prepared(tmp_path / "cache", "lra-text", data=data, eval_samples=10)
+        prepare(tmp_path / "cache", "lra-text", data=data, eval_samples=10)
 
 
 # -- AAN -------------------------------------------------------------------------------------------
@@ -78,7 +63,7 @@ def write_pairs(root) -> tuple[str, dict[str, list]]:
 
 def test_pairs_are_two_inputs_of_the_dual_model(tmp_path):
     data, made = write_pairs(tmp_path / "lra_release")
-    task = prepared(tmp_path / "cache", "lra-retrieval", data=data)
+    task = prepare(tmp_path / "cache", "lra-retrieval", data=data)
     for split, rows in made.items():
         batch = everything(task, split)
         assert batch["labels"].tolist() == [label for label, _, _ in rows]
@@ -95,19 +80,18 @@ def test_pairs_are_two_inputs_of_the_dual_model(tmp_path):
 
 def test_bad_pairs_are_one_sentence(tmp_path):
     with pytest.raises(UsageError, match=r"AAN.*new_aan_pairs\.train\.tsv.*lra_release\.gz"):
-        prepared(tmp_path / "cache", "lra-retrieval", data=str(tmp_path / "nowhere"))
+        prepare(tmp_path / "cache", "lra-retrieval", data=str(tmp_path / "nowhere"))
     data, _ = write_pairs(tmp_path / "data")
     path = tmp_path / "data" / "tsv_data" / "new_aan_pairs.eval.tsv"
     for content, message in (
         ("1.0\ta\tb\tc\n", "line 1: 4 fields where 5"),
         ("2.0\ta\tb\tc\td\n", r"label b'2\.0'"),
         ("0.7\ta\tb\tc\td\n", r"label b'0\.7'"),
-        ("inf\ta\tb\tc\td\n", r"label b'inf'"),
         ("1e999\ta\tb\tc\td\n", r"label b'1e999'"),
     ):
         path.write_text(content)
         with pytest.raises(UsageError, match=message):
-            prepared(tmp_path / "cache", "lra-retrieval", data=data)
+            prepare(tmp_path / "cache", "lra-retrieval", data=data)
 
 
 # -- CIFAR-10 --------------------------------------------------------------------------------------
@@ -137,13 +121,13 @@ def write_cifar(root) -> str:
 
 def test_cifar_is_read(tmp_path):
     data = write_cifar(tmp_path / "data")
-    task = prepared(tmp_path / "cache", "cifar10", data=data, augment=False)
+    task = prepare(tmp_path / "cache", "cifar10", data=data, augment=False)
     batch = everything(task)
     pixels = batch["pixel_values"].permute(0, 2, 3, 1) * torch.tensor([0.2470, 0.2435, 0.2616])
     pixels = (pixels + torch.tensor([0.4914, 0.4822, 0.4465])) * 255
     images, labels = cifar_images("train")
     assert np.allclose(pixels.numpy(), images, atol=1e-3) and batch["labels"].tolist() == labels.tolist()
-    moved = prepared(tmp_path / "cache", "cifar10", data=data)
+    moved = prepare(tmp_path / "cache", "cifar10", data=data)
     assert not torch.equal(everything(moved)["pixel_values"], batch["pixel_values"])
     assert torch.equal(everything(moved, "eval")["pixel_values"], everything(task, "eval")["pixel_values"])
 
@@ -156,7 +140,7 @@ def test_grey_pixels_are_those_of_tensorflow(tmp_path):
     assert found.tolist() == [255, 0, 76, 149, 29, 104]
 
     data = write_cifar(tmp_path / "data")
-    task = prepared(tmp_path / "cache", "lra-image", data=data)
+    task = prepare(tmp_path / "cache", "lra-image", data=data)
     parts = [everything(task, split)["input_ids"] for split in ("train", "eval", "test")]
     assert [len(part) for part in parts] == [90, 10, 20]
     images = np.concatenate([cifar_images(split)[0] for split in ("train", "test")])
@@ -164,7 +148,7 @@ def test_grey_pixels_are_those_of_tensorflow(tmp_path):
     assert torch.equal(torch.cat(parts), torch.from_numpy(grey))
     hidden = everything(task)  # id 0, black, as in every task of the authors' code
     assert torch.equal(hidden["attention_mask"] == 1, hidden["input_ids"] > 0)
-    shown = prepared(tmp_path / "cache", "lra-image", data=data, mask_black=False)
+    shown = prepare(tmp_path / "cache", "lra-image", data=data, mask_black=False)
     assert set(everything(shown)) == {"input_ids", "labels"}
 
 
@@ -176,26 +160,25 @@ def test_other_images_are_one_sentence(tmp_path, bad):
         features = datasets.Features({"img": datasets.Image(), "label": datasets.Value("int64")})
         datasets.Dataset.from_dict(columns, features=features).to_parquet(tmp_path / f"{split}.parquet")
     with pytest.raises(UsageError, match=r"train\.parquet.* (32 x 28 pixels|labelled 10)\b.*CIFAR-10"):
-        prepared(tmp_path / "cache", "cifar10", data=str(tmp_path))
+        prepare(tmp_path / "cache", "cifar10", data=str(tmp_path))
 
 
 def test_what_is_not_there_is_one_sentence(tmp_path):
     for name, words in (("cifar10", "uoft-cs/cifar10"), ("lra-text", "stanfordnlp/imdb")):
         with pytest.raises(LeanSurgeonError, match=f"{words}, split train, .*Offline") as caught:
-            prepared(tmp_path, name)
+            prepare(tmp_path, name)
         assert "parquet files" in caught.value.hint
         with pytest.raises(UsageError, match=r"(CIFAR-10|reviews)\b.*nowhere\b"):
-            prepared(tmp_path, name, data=str(tmp_path / "nowhere"))
+            prepare(tmp_path, name, data=str(tmp_path / "nowhere"))
 
 
-@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
 @pytest.mark.parametrize(
-    ("bad", "words"),
+    ("suffix", "bad", "words"),
     [
-        ({"text": "fine", "label": 7}, r"\brow 2: .*\blabel 7\b.*\b0 or 1\b"),
-        ({"text": "fine", "label": "pos"}, r"\brow 2: .*\blabel 'pos'.*\b0 or 1\b"),
-        ({"text": "fine", "label": None}, r"\brow 2: .*\blabel None\b.*\b0 or 1\b"),
-        ({"text": None, "label": 1}, r"\brow 2: .*\btext\b.*\bNone\b"),
+        ("parquet", {"text": "fine", "label": 7}, r"\brow 2: .*\blabel 7\b.*\b0 or 1\b"),
+        ("jsonl", {"text": "fine", "label": "pos"}, r"\brow 2: .*\blabel 'pos'.*\b0 or 1\b"),
+        ("parquet", {"text": "fine", "label": None}, r"\brow 2: .*\blabel None\b.*\b0 or 1\b"),
+        ("jsonl", {"text": None, "label": 1}, r"\brow 2: .*\btext\b.*\bNone\b"),
     ],
     ids=["above", "word", "no-label", "no-text"],
 )
@@ -205,14 +188,14 @@ def test_bad_reviews_are_one_sentence(tmp_path, suffix, bad, words):
         table = datasets.Dataset.from_list(rows)
         (table.to_json if suffix == "jsonl" else table.to_parquet)(tmp_path / f"{split}.{suffix}")
     with pytest.raises(UsageError, match=words):
-        prepared(tmp_path / "cache", "lra-text", data=str(tmp_path))
+        prepare(tmp_path / "cache", "lra-text", data=str(tmp_path))
 
 
 def test_all_files_of_a_part_are_read(tmp_path):
     for split, number in (("train", 0), ("train", 1), ("test", 0)):
         rows = [{"text": f"{split} {number} {i}", "label": i % 2} for i in range(4)]
         datasets.Dataset.from_list(rows).to_parquet(tmp_path / f"{split}-0000{number}-of-00002.parquet")
-    task = prepared(tmp_path / "cache", "lra-text", data=str(tmp_path))
+    task = prepare(tmp_path / "cache", "lra-text", data=str(tmp_path))
     assert (task.size("train"), task.size("eval")) == (8, 4)
 
 
@@ -221,7 +204,7 @@ def test_no_reviews_are_one_sentence(tmp_path):
         (tmp_path / f"{split}.jsonl").write_text("")
     for data, words in ((tmp_path, r"\breviews\b.*'train'"), (tmp_path / "train.jsonl", "no train and test tables")):
         with pytest.raises(UsageError, match=words):
-            prepared(tmp_path / "cache", "lra-text", data=str(data))
+            prepare(tmp_path / "cache", "lra-text", data=str(data))
 
 
 @pytest.mark.parametrize("name", ["lra-text", "lra-retrieval", "lra-image", "listops", "pathfinder"])
@@ -230,5 +213,5 @@ def test_a_model_with_too_few_positions_is_refused_before_any_data_is_made(name,
     (tmp_path / "model" / "config.json").write_text(json.dumps({"max_position_embeddings": 512}))
     task = tasks.make(name, {"data": str(tmp_path)} if name.startswith("lra-") else {})
     with pytest.raises(UsageError, match=r"seq_len.*\b512\b"):
-        task.prepare(tmp_path / "cache", tmp_path / "model", workers=1, say=quiet)
+        task.prepare(tmp_path / "cache", tmp_path / "model", workers=1, say=lambda line: None)
     assert not (tmp_path / "cache").exists()

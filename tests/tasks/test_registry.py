@@ -33,15 +33,6 @@ print(sorted(heavy & set(sys.modules)))
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("name", tasks.TASKS)
-def test_every_task_says_what_it_is(name):
-    task = tasks.make(name, NEEDED.get(name, {}))
-    assert task.name == name
-    assert task.head in ("image-classification", "sequence-classification", "causal-lm", "masked-lm", "features")
-    with pytest.raises(RuntimeError, match="before prepare"):
-        task.size("train")
-
-
 def valued(task: tasks.Task, logits: torch.Tensor, batch: dict[str, torch.Tensor]) -> float:
     """The metric of what a model says of one batch."""
     score = task.score(logits, batch)

@@ -7,17 +7,14 @@ import pytest
 from leansurgeon import tasks
 from leansurgeon.tasks.text import corpus, files
 from leansurgeon.tasks.text.sentences import packaged_prose
+from tests.tasks.prepared import everything, prepare
 
 
 def read(tmp_path, **options) -> tuple[tasks.Task, dict[str, list[str]]]:
     """The task, and the texts of every split."""
-    task = tasks.make("sentences", {"tokenizer": "byte", "seq_len": 4_096, **options})
-    task.prepare(tmp_path / "cache", None, workers=1, say=lambda _: None)
+    task = prepare(tmp_path / "cache", "sentences", tokenizer="byte", seq_len=4_096, **options)
     return task, {
-        side: [
-            task.tokenizer().decode(row, skip_special_tokens=True)
-            for row in task.batch(side, range(task.size(side)), seed=0, epoch=0)["input_ids"]
-        ]
+        side: [task.tokenizer().decode(row, skip_special_tokens=True) for row in everything(task, side)["input_ids"]]
         for side in task.splits
     }
 

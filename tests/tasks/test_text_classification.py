@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-import pickle
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -13,18 +13,16 @@ import torch
 from pyarrow import parquet
 from transformers import AutoTokenizer, BertTokenizer
 
-from leansurgeon import tasks
 from leansurgeon.errors import UsageError
 from leansurgeon.tasks.text import vocab
+from tests.tasks.prepared import everything, prepare
+
+prepared = partial(prepare, name="text-classification", tokenizer="byte")
 
 ROWS = [
     {"text": f'row {i}, "quoted"\nand a second line' + " word" * (i % 7), "other": f"pair {i}", "label": 3 * (i % 3)}
     for i in range(60)
 ]
-
-
-def quiet(line: str) -> None:
-    pass
 
 
 def write(path, rows):
@@ -40,16 +38,6 @@ def write(path, rows):
     else:
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return str(path)
-
-
-def prepared(cache, model_dir=None, **options):
-    task = tasks.make("text-classification", {"tokenizer": "byte", **options})
-    task.prepare(cache, model_dir, workers=1, say=quiet)
-    return pickle.loads(pickle.dumps(task))
-
-
-def everything(task, split="train"):
-    return task.batch(split, np.arange(task.size(split)), seed=0, epoch=0)
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl", ".parquet"])
@@ -80,7 +68,7 @@ def test_tokens_are_those_of_the_models_tokenizer(tmp_path):
     )
     options = {"train": train, "eval": train, "hold_out": False, "tokenizer": "model", "seq_len": 20}
     for pad, short in (("longest", 16), ("max", 20)):
-        task = prepared(tmp_path / "cache", tmp_path / "model", pad=pad, **options)
+        task = prepared(tmp_path / "cache", model_dir=tmp_path / "model", pad=pad, **options)
         batch = everything(task)
         assert set(batch) == {"input_ids", "attention_mask", "labels"}
         for name in ("input_ids", "attention_mask"):
@@ -96,7 +84,7 @@ def test_pairs_are_marked_where_the_model_wants_it(tmp_path, marked):
     made.save_pretrained(tmp_path / "model")
     train = write(tmp_path / "train.csv", ROWS)
     options = {"train": train, "eval": train, "hold_out": False, "text_pair": "other", "pad": "max"}
-    task = prepared(tmp_path / "c", tmp_path / "model", tokenizer="model", **options)
+    task = prepared(tmp_path / "c", model_dir=tmp_path / "model", tokenizer="model", **options)
     texts, others = [row["text"] for row in ROWS], [row["other"] for row in ROWS]
     reference = AutoTokenizer.from_pretrained(tmp_path / "model")(
         texts, others, max_length=128, padding="max_length", return_tensors="pt"

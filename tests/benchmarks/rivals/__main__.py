@@ -23,7 +23,7 @@ from leansurgeon.measure.data import own
 from leansurgeon.measure.data.batches import thin
 from leansurgeon.measure.data.calibration import Calibration
 from tests.benchmarks.rivals import compensated, dropping, flattengpt, folded, ghosted, laco, linearpatch, replaceme
-from tests.benchmarks.rivals.common import Batches, Noted, Rival
+from tests.benchmarks.rivals.common import Batches, Rival
 from tests.benchmarks.rivals.judge import judged, said_by
 from tests.benchmarks.rivals.ours import ours
 from tests.benchmarks.rivals.table import OURS, Row, table
@@ -54,7 +54,7 @@ class Contest:
     source: Source
     whole: nn.Module
     data: Calibration
-    batches: Noted
+    batches: Batches
     domains: Mapping[str, Batches]
     said: Mapping[str, list[tuple[Tensor, Tensor]]]
 
@@ -67,7 +67,7 @@ class Contest:
         whole = load(source.folder).model.eval().to(asked.device)
         place = partial(move_batches, device=whole.device)
         domains = {Path(name).name: place(thin(part.heldout, asked.windows)) for name, part in parts.items()}
-        return cls(source, whole, data, Noted(place([*data.fit, *data.guard])), domains, said_by(whole, domains))
+        return cls(source, whole, data, place([*data.fit, *data.guard]), domains, said_by(whole, domains))
 
     def made_by(self, name: str, layers: int) -> Made:
         """The model of one method, and what it told."""

@@ -7,7 +7,6 @@ Letters: N tokens, D width, I units of an MLP.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from tempfile import NamedTemporaryFile
 from typing import Any
 
 import torch
@@ -78,31 +77,11 @@ def down(block: nn.Module) -> nn.Module:
     raise ValueError(f"no output projection in {type(block).__name__}")
 
 
-class Noted(list[Batch]):
-    """Batches of one model that remember what was seen of the whole model on them: rivals look at the same places, and
-    each starts from a copy of the whole. Hidden states between all blocks are held, in files.
-    """
-
-    def __init__(self, batches: Iterable[Batch]) -> None:
-        super().__init__(batches)
-        self.noted: dict[tuple, list[dict[str, Tensor]]] = {}
-        self.gone: list[int] = []  # layers in the order in which SLEB lets them go
-
-
 def run(model: nn.Module, batch: Batch) -> Any:
     """What the model without its head gives; products in bf16 where the processor has them, as in our own cut."""
     given = {key: value for key, value in batch.items() if key != "labels"}
     with products(width(model), model.device.type)():
         return model.base_model(**given, **({"use_cache": False} if "input_ids" in batch and is_causal(model) else {}))
-
-
-def at_rest(values: Tensor) -> Tensor:
-    """The same in a file without a name: the system takes its memory where memory gets scarce. On a GPU as it is."""
-    if values.is_cuda:
-        return values
-    with NamedTemporaryFile() as file:
-        held = torch.from_file(file.name, shared=True, size=values.numel(), dtype=values.dtype)
-    return held.view(values.shape).copy_(values)
 
 
 def width(model: nn.Module) -> int:
@@ -149,19 +128,6 @@ def watched(model: nn.Module, batches: Batches, modules: dict[str, tuple[nn.Modu
             handle.remove()
 
 
-def remembered(model: nn.Module, batches: Batches, modules: dict[str, tuple[nn.Module, str]]) -> Iterable[dict]:
-    """What `watched` gives of a model that is still whole, from memory where the batches are `Noted`."""
-    if not isinstance(batches, Noted):
-        return watched(model, batches, modules)
-    names = {module: name for name, module in model.named_modules()}
-    key = tuple((name, names[module], side) for name, (module, side) in modules.items())
-    if key not in batches.noted:
-        batches.noted[key] = [
-            {name: at_rest(value) for name, value in part.items()} for part in watched(model, batches, modules)
-        ]
-    return batches.noted[key]
-
-
 def seen(model: nn.Module, batches: Batches, modules: dict[str, tuple[nn.Module, str]]) -> dict[str, Tensor]:
     """The same of all batches."""
     parts = list(watched(model, batches, modules))
@@ -179,7 +145,7 @@ def means(
 ) -> list[float]:
     """For every span (i, j) the mean over tokens of `what(state before block i, state before block j)`."""
     sums, tokens = [0.0] * len(spans), 0
-    for part in remembered(model, batches, between(model)):
+    for part in watched(model, batches, between(model)):
         h = list(part.values())
         tokens += len(h[0])
         for k, (i, j) in enumerate(spans):

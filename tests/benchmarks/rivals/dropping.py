@@ -10,7 +10,6 @@ from torch import nn
 from leansurgeon.surgery.local_fit import products
 from tests.benchmarks.rivals.common import (
     Batches,
-    Noted,
     blocks,
     cosine,
     keep,
@@ -65,14 +64,12 @@ def few(batches: Batches, tokens: int = TOKENS) -> Batches:
 def sleb(model: nn.Module, batches: Batches, count: int) -> None:
     """Again and again the layer goes without which the loss is least."""
     whole, some = list(blocks(model)), few(batches)
-    gone = batches.gone if isinstance(batches, Noted) else []
-    left = [i for i in range(len(whole)) if i not in gone[:count]]
+    left = list(range(len(whole)))
 
     def without(i: int) -> float:
         put_blocks(model, [whole[j] for j in left if j != i])
         return loss(model, some)
 
-    while len(left) > len(whole) - count:
-        gone.append(min(left, key=without))
-        left.remove(gone[-1])
+    for _ in range(count):
+        left.remove(min(left, key=without))
     put_blocks(model, [whole[j] for j in left])

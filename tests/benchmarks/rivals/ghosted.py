@@ -6,20 +6,15 @@ of its own, as with `linearpatch`.
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from tests.benchmarks.rivals.common import Batches, between, least_squares, most_alike, remembered
+from tests.benchmarks.rivals.common import Batches, between, least_squares, most_alike, seen
 from tests.benchmarks.rivals.linearpatch import put_patch
 
 
 @torch.no_grad()
 def ghosted(model: nn.Module, batches: Batches, count: int) -> None:
     start = most_alike(model, batches, count)
-    put_patch(model, start, count, full_map(model, batches, start, count))
-
-
-def full_map(model: nn.Module, batches: Batches, start: int, count: int) -> Tensor:
-    """(D, D) that stands for `count` layers from `start` on."""
-    parts = [[*part.values()] for part in remembered(model, batches, between(model))]
-    before, behind = (torch.cat([states[i] for states in parts]) for i in (start, start + count))
-    return least_squares(before, behind)
+    places = list(between(model).items())
+    before, behind = seen(model, batches, dict((places[start], places[start + count]))).values()
+    put_patch(model, start, count, least_squares(before, behind))

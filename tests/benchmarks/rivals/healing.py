@@ -18,8 +18,8 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import mean
 
+import pandas
 from tabulate import tabulate
 from torch import nn
 
@@ -31,7 +31,7 @@ from tests.benchmarks.rivals.common import Batches
 from tests.benchmarks.rivals.distil import healed
 from tests.benchmarks.rivals.judge import judged
 from tests.benchmarks.rivals.ours import more_heads
-from tests.benchmarks.rivals.table import OURS, Row, domains_of
+from tests.benchmarks.rivals.table import OURS, Row
 
 NAMES = {short: name for name, short in OURS.items()}
 
@@ -45,20 +45,21 @@ def started(contest: Contest, asked: argparse.Namespace, start: str) -> nn.Modul
 
 def table(rows: Sequence[Row]) -> str:
     """Ratio against minutes by domain and start, and the order of the starts at first and at last."""
-    rows = list({(r["model"], r["shape"], r["seed"], r["start"], r["minutes"]): r for r in rows}.values())
-    lines, words = {}, []
-    for domain in domains_of(rows):
-        for row in rows:
-            key = {"model": row["model"], "shape": row["shape"], "domain": domain, "seed": row["seed"]}
-            line = lines.setdefault((*key.values(), row["start"]), key | {"start": row["start"]})
-            line[f"{row['minutes']:g} min"] = row["domains"][domain]["ratio"]
-    for case in dict.fromkeys((r["model"], r["shape"], r["minutes"]) for r in sorted(rows, key=lambda r: r["minutes"])):
-        here = [r for r in rows if (r["model"], r["shape"], r["minutes"]) == case]
-        means = {start: mean(found["ratio"] for r in here if r["start"] == start for found in r["domains"].values())
-                 for start in dict.fromkeys(r["start"] for r in here)}  # fmt: skip
-        order = ", ".join(f"{start} {means[start]:.3f}" for start in sorted(means, key=lambda start: means[start]))
-        words.append(f"{case[0]}, {case[1]}, after {case[2]:g} minutes, mean over domains and seeds: {order}.")
-    return "\n".join([tabulate(list(lines.values()), headers="keys", tablefmt="github", floatfmt=".3f"), "", *words])
+    rows = {(r["model"], r["shape"], r["seed"], r["start"], r["minutes"]): r for r in rows}.values()
+    keys = ("model", "shape", "seed", "start", "minutes")
+    ratios = pandas.DataFrame(
+        [{key: row[key] for key in keys} | {"domain": domain, "ratio": found["ratio"]}
+         for row in rows for domain, found in row["domains"].items()]
+    )  # fmt: skip
+    lines = ratios.pivot(index=["model", "shape", "domain", "seed", "start"], columns="minutes", values="ratio")
+    lines.columns = [f"{minutes:g} min" for minutes in lines.columns]
+    words = []
+    for (model, shape, minutes), found in ratios.groupby(["model", "shape", "minutes"]):
+        means = found.groupby("start").ratio.mean().sort_values()
+        order = ", ".join(f"{start} {ratio:.3f}" for start, ratio in means.items())
+        words.append(f"{model}, {shape}, after {minutes:g} minutes, mean over domains and seeds: {order}.")
+    told = tabulate(lines.reset_index(), headers="keys", tablefmt="github", floatfmt=".3f", showindex=False)
+    return "\n".join([told, "", *words])
 
 
 def cell(contest: Contest, batches: Batches, asked: argparse.Namespace, start: str, seed: int) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from tempfile import NamedTemporaryFile
 
 import torch
 from torch import Tensor, nn
 
-from tests.benchmarks.rivals.common import Batch, Batches, at_rest, is_causal
+from tests.benchmarks.rivals.common import Batch, Batches, is_causal
 
 Row = dict[str, float]
 IGNORED = -100
@@ -43,6 +44,15 @@ def judged(
         ratio = float(torch.tensor((losses[1] - losses[0]) / count, dtype=torch.float64).exp())
         found[name] = {"ratio": ratio, "kl": divergence / count, "right": right / count, "predictions": count}
     return found
+
+
+def at_rest(values: Tensor) -> Tensor:
+    """The same in a file without a name: the system takes its memory where memory gets scarce. On a GPU as it is."""
+    if values.is_cuda:
+        return values
+    with NamedTemporaryFile() as file:
+        held = torch.from_file(file.name, shared=True, size=values.numel(), dtype=values.dtype)
+    return held.view(values.shape).copy_(values)
 
 
 def predictions(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ from scipy.fft import dct
 from scipy.linalg import hadamard
 from torch import Tensor, nn
 
-from tests.benchmarks.rivals.common import Batches, between, blocks, most_alike, put_blocks, remembered, without_block
+from tests.benchmarks.rivals.common import Batches, between, blocks, most_alike, put_blocks, watched, without_block
 
 
 def linearpatch(model: nn.Module, batches: Batches, count: int) -> None:
@@ -35,7 +35,7 @@ def put_patch(model: nn.Module, start: int, count: int, patch: Tensor) -> None:
 def patch_for(model: nn.Module, batches: Batches, start: int, count: int) -> Tensor:
     """(D, D) that stands for `count` layers from `start` on."""
     sums, turn = [0.0, 0.0], None
-    for part in remembered(model, batches, between(model)):
+    for part in watched(model, batches, between(model)):
         states = list(part.values())
         for i, state in enumerate((states[start], states[start + count])):
             turn = rotation(state.shape[1]).to(state) if turn is None else turn

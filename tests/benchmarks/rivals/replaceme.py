@@ -15,7 +15,7 @@ from tests.benchmarks.rivals.common import (
     down,
     least_squares,
     means,
-    remembered,
+    seen,
     without_block,
 )
 
@@ -34,8 +34,7 @@ def sides(model: nn.Module, batches: Batches, start: int, count: int) -> tuple[T
     before, end = blocks(model)[start - 1], blocks(model)[start + count - 1]
     check_adds(model, "ReplaceMe")
     places = {"mlp": (down(before), "out"), "behind": (before, "out"), "end": (end, "out")}
-    parts = list(remembered(model, batches, places))
-    found = {name: torch.cat([part[name] for part in parts]) for name in places}
+    found = seen(model, batches, places)
     return found["mlp"], found["end"] - (found["behind"] - found["mlp"])
 
 

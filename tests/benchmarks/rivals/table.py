@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from statistics import mean, stdev
 
+import pandas
 from tabulate import tabulate
 
 from tests.benchmarks.rivals import dropping, flattengpt, laco
@@ -22,11 +23,6 @@ SAW = (
 )
 
 
-def once(rows: Iterable[Row]) -> list[Row]:
-    """One row for every cell; of several the last."""
-    return list({(r["model"], r["layers"], r["method"], r["seed"]): r for r in rows}.values())
-
-
 def domains_of(rows: Iterable[Row]) -> list[str]:
     """The domains, in the order in which they first stand."""
     return list(dict.fromkeys(name for row in rows for name in row["domains"]))
@@ -36,7 +32,7 @@ def table(rows: Sequence[Row]) -> str:
     """By model, layers and method: perplexity over the source's and divergence on every domain, over the seeds; the
     share of labels that is right where the model classifies.
     """
-    rows = once(rows)
+    rows = list({(r["model"], r["layers"], r["method"], r["seed"]): r for r in rows}.values())  # of several the last
     groups: dict[tuple, list[Row]] = {}
     for row in rows:
         groups.setdefault((row["model"], row["layers"], row["method"]), []).append(row)
@@ -76,64 +72,50 @@ def spread(values: Sequence[float]) -> str:
 # -- ours and its rivals --------------------------------------------------------------------------
 
 
-def excess(rows: Sequence[Row], method: str, seeds: Iterable[int], domain: str) -> float:
-    """Mean over the seeds of ratio - 1; of a model that classifies of the divergence, since its cut may be surer of the
-    right class than itself.
-    """
-    found = {row["seed"]: row for row in rows if row["method"] == method}
-    at = [found[seed] for seed in seeds]
-    return mean(r["domains"][domain]["kl"] if r.get("classifies") else r["domains"][domain]["ratio"] - 1 for r in at)
-
-
-def compared(rows: Sequence[Row], domain: str) -> dict[str, tuple[float, float]]:
-    """By rival: our excess and its, over the seeds that both were measured at; `rows` are of one model and depth."""
-    seeds = {m: {r["seed"] for r in rows if r["method"] == m and domain in r["domains"]} for m in methods_of(rows)}
-    found = {}
-    for method in methods_of(rows):
-        shared = sorted(seeds[method] & seeds.get(DEFAULT, set()))
-        if method not in OURS and shared:
-            found[method] = excess(rows, DEFAULT, shared, domain), excess(rows, method, shared, domain)
-    return found
-
-
-def methods_of(rows: Iterable[Row]) -> list[str]:
-    """The methods, in the order in which they first stand."""
-    return list(dict.fromkeys(row["method"] for row in rows))
-
-
 def sentences(rows: Sequence[Row]) -> list[str]:
     """For every model: in how many cells (layers x domain) our default is lowest, and how far below the best rival's
-    excess it is at each depth.
+    excess it is at each depth. Excess is ratio - 1; of a model that classifies the divergence, since its cut may be
+    surer of the right class than itself. Only seeds that both were measured at count.
     """
+    keys = ("model", "layers", "method", "seed")
+    cells = pandas.DataFrame(
+        [{key: row[key] for key in keys} | {"domain": domain, "excess": excess(row, found)}
+         for row in rows for domain, found in row["domains"].items()]
+    )  # fmt: skip
     said = []
-    for model in dict.fromkeys(row["model"] for row in rows):
-        depths = {row["layers"]: [r for r in rows if (r["model"], r["layers"]) == (model, row["layers"])]
-                  for row in rows if row["model"] == model}  # fmt: skip
-        cells = {(layers, domain): pairs for layers, part in depths.items() for domain in domains_of(part)
-                 if (pairs := compared(part, domain))}  # fmt: skip
-        if not cells:
+    for model, part in cells.groupby("model", sort=False):
+        own, others = part[part.method == DEFAULT], part[~part.method.isin(OURS)]
+        both = others.merge(own, on=["layers", "domain", "seed"], suffixes=("_theirs", ""))
+        if both.empty:
             said.append(f"{model}: no cell has both {DEFAULT} and a rival.")
             continue
-        lowest = [cell for cell, pairs in cells.items() if all(ours < theirs for ours, theirs in pairs.values())]
-        lost = ", ".join(f"{layers} layers on {domain}" for layers, domain in cells if (layers, domain) not in lowest)
-        said.append(f"{model}: {DEFAULT} is lowest in {len(lowest)} of {len(cells)} cells (layers x domain, mean over "
-                    f"the seeds that both have){f'; not at {lost}' if lost else ''}.")  # fmt: skip
-        parts = [below(layers, {d: p for (n, d), p in cells.items() if n == layers}) for layers in depths]
-        what = "Divergence" if any(row.get("classifies") for part in depths.values() for row in part) else EXCESS
-        said.append(f"{what} beside the best rival's: " + "; ".join(part for part in parts if part) + ".")
+        both = both.rename(columns={"method_theirs": "rival"})
+        pairs = both.groupby(["layers", "domain", "rival"], sort=False)[["excess", "excess_theirs"]].mean()
+        lowest = (pairs.excess < pairs.excess_theirs).groupby(["layers", "domain"], sort=False).all()
+        lost = ", ".join(f"{layers} layers on {domain}" for layers, domain in lowest[~lowest].index)
+        cells_won = f"{lowest.sum()} of {len(lowest)} cells (layers x domain, mean over the seeds that both have)"
+        said.append(f"{model}: {DEFAULT} is lowest in {cells_won}{f'; not at {lost}' if lost else ''}.")
+        what = "Divergence" if any(r.get("classifies") for r in rows if r["model"] == model) else EXCESS
+        depths = [below(layers, found.droplevel("layers")) for layers, found in pairs.groupby("layers", sort=False)]
+        said.append(f"{what} beside the best rival's: " + "; ".join(filter(None, depths)) + ".")
     return said
 
 
-def below(layers: int, cells: dict[str, dict[str, tuple[float, float]]]) -> str:
-    """`24 layers: 0.235 against 0.290 of NAME (19 % below): ...` over all domains, then on each against its best."""
-    everywhere = set.intersection(*(set(pairs) for pairs in cells.values())) if cells else set()
-    if not everywhere:
+def excess(row: Row, found: dict[str, float]) -> float:
+    """How much worse than the source a cut is on a domain."""
+    return found["kl"] if row.get("classifies") else found["ratio"] - 1
+
+
+def below(layers: int, pairs: pandas.DataFrame) -> str:
+    """`24 layers 0.235 against 0.290 of NAME, 19 % below (...)` over all domains, then on each against its best."""
+    domains = pairs.groupby("domain", sort=False)
+    rivals = pairs.groupby("rival", sort=False)
+    means = rivals.mean()[rivals.size() == len(domains)]
+    if means.empty:
         return ""
-    means = {name: [mean(pairs[name][i] for pairs in cells.values()) for i in (0, 1)] for name in everywhere}
-    best = min(means, key=lambda name: means[name][1])
-    own, theirs = means[best]
-    each = ", ".join(f"{domain} {against(*min(pairs.values(), key=lambda pair: pair[1]))}"
-                     for domain, pairs in cells.items())  # fmt: skip
+    best = means.excess_theirs.idxmin()
+    own, theirs = means.loc[best]
+    each = ", ".join(f"{domain} {against(*found.loc[found.excess_theirs.idxmin()])}" for domain, found in domains)
     return f"{layers} layers {own:.3f} against {theirs:.3f} of {best}, {against(own, theirs)} ({each})"
 
 

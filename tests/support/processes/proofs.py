@@ -1,5 +1,5 @@
 """Proofs without the wait: what a command asks of a fresh process is done by a fork of one that has torch, transformers
-and timm imported already, and nothing of ours. An import takes four seconds, a fork a hundredth of one.
+and timm imported already and has loaded a model, and nothing of ours. An import takes six seconds, a fork a hundredth.
 
 `tests/checkpoints/test_prove.py` holds that such a fork says what a process of its own says.
 """
@@ -20,9 +20,9 @@ from unittest import mock
 
 SCRIPT = "reload_check.py"
 SERVER = """
-import gc, json, os, select, signal, socket, sys, traceback
-import safetensors.torch, timm, torch, transformers
-from transformers import AutoModel, dynamic_module_utils
+import gc, json, os, select, signal, socket, sys, tempfile, traceback
+import safetensors.torch, scipy.stats, timm, torch, transformers
+from transformers import AutoModel, BertConfig, BertModel, dynamic_module_utils
 
 def become(asked):
     for number, name in enumerate((os.devnull, asked["out"], asked["err"])):
@@ -35,6 +35,11 @@ def become(asked):
     sys.argv[0] = script
     exec(compile(open(script).read(), script, "exec"), {"__name__": "__main__", "__file__": script})
 
+# The first model that a process makes and loads costs it a second and a half.
+with tempfile.TemporaryDirectory() as place, torch.random.fork_rng(devices=[]):
+    size = dict(hidden_size=4, num_hidden_layers=1, num_attention_heads=1, intermediate_size=4, vocab_size=4)
+    BertModel(BertConfig(**size)).save_pretrained(place)
+    BertModel.from_pretrained(place)
 gc.collect()
 gc.freeze()  # a child that looked through all of it would copy it
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that wait for proofs
@@ -61,6 +66,7 @@ while listener in select.select([listener, sys.stdin], [], [])[0]:  # until the 
 os._exit(0)
 """
 QUIET = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+QUIET["HF_DEACTIVATE_ASYNC_LOAD"] = "1"  # its threads would not be there in a fork
 own_process = subprocess.run  # as it is without any of this
 
 
