@@ -137,6 +137,18 @@ def test_names_on_a_model_that_names_none_are_asked_for(trained, folders, tmp_pa
     assert found["accuracy"] == pytest.approx(accuracy_of(heldout, trained))
 
 
+def test_nine_of_ten_names_stop_every_command(trained, folders, tmp_path):
+    model, data = named(trained, tmp_path / "model", NAMES), folders([*NAMES[:9], "neun"], each=12)
+    for command in (
+        f"retrain {model} --data {data}",
+        f"shrink {model} --layers 2 --calibrate {data}",
+        f"heads {model} --data {data}",
+        f"search {model} --data {data} --params 10k",
+    ):
+        done = typed(command, cwd=tmp_path)
+        assert done.returncode == 2 and "neun" in done.stderr and "--classes" in done.stderr, done.stderr
+
+
 @pytest.mark.parametrize("library", ["transformers", "timm"])
 def test_names_that_were_given_are_those_of_the_result(library, trained, folders, tmp_path):
     """`retrain --classes` writes them into the model's config, and nobody is asked again."""

@@ -11,8 +11,21 @@ import torch
 from scipy import stats
 
 from leansurgeon.checkpoints.proof import reload_check
+from leansurgeon.errors import UsageError
+from leansurgeon.search.choose import budget_of
 from tests.cli.answers import document, read, stderr_of, typed, works
 from tests.support.models import strangers
+
+
+@pytest.mark.parametrize(("text", "wanted"), [("-30%", 700), ("70 %", 700), ("600", 600), ("0.5K", 500)])
+def test_a_number_of_parameters_is_a_share_or_a_number(text, wanted):
+    assert budget_of(text, 1000) == wanted
+
+
+@pytest.mark.parametrize("text", ["+30%", "100%", "0%", "-100%", "much"])
+def test_what_leaves_nothing_or_more_is_refused(text):
+    with pytest.raises(UsageError):
+        budget_of(text, 1000)
 
 
 def test_the_shape_is_chosen_by_what_its_refit_leaves(tmp_path):

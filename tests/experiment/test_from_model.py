@@ -36,6 +36,7 @@ REFUSED = (
     ((*MINE, "--variant", "a:heads=many"), "a: --heads many"),
     ((*MINE, "--layers", "9"), "lean: --layers 9 is more than the 4 layers"),
     ((*MINE, "--layers", "2", "--variant", "a:layers=2"), "--variant"),
+    ((*MINE, "--layers", "2", "--time", "1s"), "too short"),
     ((*MINE, "--layers", "2", "--debug"), "--time 2m"),
     # Data and experiments are told apart.
     (("digits-vit", "--layers", "2"), "--data"),
