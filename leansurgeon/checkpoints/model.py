@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from leansurgeon import architectures
 from leansurgeon.architectures.base import Architecture, Config
 from leansurgeon.architectures.foreign import library_builds
-from leansurgeon.architectures.infer.library import quietly
+from leansurgeon.architectures.infer.library import quietly, words_as_floats
 from leansurgeon.architectures.towers import writes_text
 from leansurgeon.checkpoints import record
 from leansurgeon.checkpoints.config import check_sizes, read_config
@@ -192,7 +192,7 @@ def initialise(config: Config, architecture: Architecture, seed: int) -> nn.Modu
                 return create_timm(config["architecture"], **architecture.flat(config))
         cls = transformers_class(architecture, class_name(config))
         with library_builds(cls.__name__):
-            return cls(cls.config_class.from_dict(config))
+            return cls(cls.config_class.from_dict(words_as_floats(config)))
 
 
 def buildable(config: Config, architecture: Architecture) -> tuple[Config, Architecture]:
@@ -402,7 +402,7 @@ def place(
                 state = {name: torch.empty(size, device="meta") for name, size in sizes.items()}
                 model, info = cls.from_pretrained(
                     None,
-                    config=cls.config_class.from_dict(config),
+                    config=cls.config_class.from_dict(words_as_floats(config)),
                     state_dict=state,
                     device_map="meta",
                     output_loading_info=True,

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from leansurgeon import architectures
-from leansurgeon.checkpoints.blockwise.skeleton import Skeleton
+from leansurgeon.checkpoints.blockwise.skeleton import Skeleton, build_on_meta
 from leansurgeon.checkpoints.blockwise.stream import Stream
 from leansurgeon.checkpoints.family import convert_config
 from leansurgeon.checkpoints.model import initialise, load, save_model
@@ -192,3 +192,12 @@ def test_files_without_the_prefix_and_without_a_head_open(tmp_path):
     with torch.no_grad():
         want = whole.bert(**inputs).last_hidden_state
     assert float((stream.hidden[0] - want).norm() / want.norm()) < 1e-6
+
+
+def test_an_infinity_in_a_config_is_a_number_for_the_library(tmp_path):
+    """transformers writes it as an object, and its classes refuse that (FalconH1's `time_step_limit`)."""
+    conftest.build("llama").save_pretrained(tmp_path)
+    source = open_source(str(tmp_path))
+    config = source.config | {"time_step_limit": [0.0, {"__float__": "Infinity"}]}
+    for model in (build_on_meta(config, source.architecture), initialise(config, source.architecture, 0)):
+        assert model.config.time_step_limit == [0.0, float("inf")]

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from leansurgeon.architectures.base import Architecture, Config
 from leansurgeon.architectures.foreign import library_builds
+from leansurgeon.architectures.infer.library import plain
 from leansurgeon.checkpoints.kind import class_name, transformers_class
 from leansurgeon.errors import UnsupportedModel
 from leansurgeon.progress import quiet_transformers
@@ -79,9 +80,8 @@ def join_parts(
         for name, values in tensors.items()
     }
     cls = transformers_class(architecture, class_name(alone))
-    plain = {key: value for key, value in alone.items() if key not in ("torch_dtype", "dtype", "auto_map")}
     with library_builds(cls.__name__), quiet_transformers(), torch.random.fork_rng(devices=[]):
         made = cls.from_pretrained(
-            None, config=cls.config_class.from_dict(plain), state_dict=state, dtype=torch.float32
+            None, config=cls.config_class.from_dict(plain(alone)), state_dict=state, dtype=torch.float32
         )
     return dict(made.get_submodule(block).state_dict())

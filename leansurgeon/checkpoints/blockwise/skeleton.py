@@ -31,6 +31,7 @@ from torch.overrides import TorchFunctionMode
 
 from leansurgeon.architectures.base import Architecture, Config
 from leansurgeon.architectures.foreign import library_builds
+from leansurgeon.architectures.infer.library import plain
 from leansurgeon.architectures.tensors import layer_number_pattern
 from leansurgeon.checkpoints.blockwise.names import bare_name, file_names, join_parts, split_parts
 from leansurgeon.checkpoints.kind import class_name, transformers_class
@@ -370,9 +371,8 @@ def build_on_meta(config: Config, architecture: Architecture) -> nn.Module:
         with library_builds(config["architecture"]):
             return hollow(lambda: create_timm(config["architecture"], **architecture.flat(config))).eval()
     cls = transformers_class(architecture, class_name(config))
-    plain = {key: value for key, value in config.items() if key not in ("torch_dtype", "dtype", "auto_map")}
     with library_builds(cls.__name__), quiet_transformers():
-        model = hollow(lambda: cls(cls.config_class.from_dict(plain | {"dtype": "float32"})))
+        model = hollow(lambda: cls(cls.config_class.from_dict(plain(config) | {"dtype": "float32"})))
     for module in model.modules():  # encoder and decoder stacks have configs of their own
         if hasattr(config_of := getattr(module, "config", None), "use_cache"):
             config_of.use_cache = False
