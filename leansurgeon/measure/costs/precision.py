@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 NARROW = 256  # narrower products gain nothing from bf16 on a CPU
+SHORT = 4_096  # tokens x head_dim up to which attention that learns is faster in fp32 on a CPU
 
 
 def forbid_tf32() -> tuple[str, bool]:
@@ -68,7 +69,7 @@ def has_bf16(device: str) -> bool:
 @contextmanager
 def autocast(precision: str, device: str) -> Iterator[None]:
     """Round the inputs of products to "bf16" or "fp16", as `torch.autocast` does; "fp32" changes nothing. On a CPU,
-    attention that learns stays in fp32.
+    attention that learns stays in fp32 where sequences are short.
     """
     if precision == "fp32":
         yield
@@ -80,16 +81,18 @@ def autocast(precision: str, device: str) -> Iterator[None]:
 
 
 class _AttentionInFp32(TorchFunctionMode):
-    """Computes fused attention in fp32 where gradients are needed.
+    """Computes fused attention over short sequences in fp32 where gradients are needed.
 
     torch's backward pass of it in bf16 is slow on a CPU: 83 ms for 64 x 12 heads of 24 tokens x 32, where fp32 takes
-    13 ms (one core with AMX, torch 2.15).
+    13 ms (one core with AMX, torch 2.15). With many tokens bf16 is faster.
     """
 
     def __torch_function__(self, called: Any, types: Any, given: tuple = (), named: dict | None = None) -> Any:
         named = named or {}
-        learns = called is F.scaled_dot_product_attention and (given[0] if given else named["query"]).requires_grad
-        if not learns:
+        if called is not F.scaled_dot_product_attention:
+            return called(*given, **named)
+        query = given[0] if given else named["query"]
+        if not query.requires_grad or query.shape[-2] * query.shape[-1] > SHORT:
             return called(*given, **named)
         with torch.autocast("cpu", enabled=False):
             return called(*map(_as_fp32, given), **{key: _as_fp32(value) for key, value in named.items()})
