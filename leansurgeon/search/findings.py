@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
-from math import hypot, isnan
+from math import hypot
 from typing import Any
 
 from leansurgeon.errors import plural
@@ -52,9 +52,10 @@ def kendall_tau(a: Sequence[Any], b: Sequence[Any]) -> float | None:
     """Return Kendall's tau-b (1945) of two lists of keys for the same items; None if one list has a single value."""
     from scipy.stats import kendalltau
 
+    if min(len(set(a)), len(set(b))) < 2:
+        return None
     places = ([sorted(set(keys)).index(key) for key in keys] for keys in (a, b))
-    tau = float(kendalltau(*places).statistic)
-    return None if isnan(tau) else tau
+    return float(kendalltau(*places).statistic)
 
 
 def list_changes(outcome: SearchOutcome) -> list[dict[str, Any]]:

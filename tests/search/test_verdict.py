@@ -94,6 +94,12 @@ def test_how_the_order_changed_is_scipys_tau(source):
     assert change["moved_up"] == {four[0].name: -1, four[2].name: 1, four[3].name: 0}
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_single_candidate_has_no_order(source):
+    (change,) = list_changes(outcome(source, [candidate(source, 8, 16, 400)], [[0.8]], [CheapScores(400)]))
+    assert change["kendall_tau"] is None and change["candidates"] == 1
+
+
 def test_the_front_compares_on_the_last_rung_that_both_saw(source):
     """Large, small, one that is worse and larger than small, and one that is as good as the large one was at first."""
     four = [candidate(source, 8, m, p) for m, p in ((16, 10), (32, 5), (48, 6), (64, 10))]
