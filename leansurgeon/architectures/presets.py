@@ -50,7 +50,7 @@ def read() -> dict[str, Preset]:
         if timm:
             said["config"] = folder_config(load_families()[said["family"]], timm, said["config"], pixels)
         if labels:  # transformers derives the number of classes from these keys
-            said["config"] |= {
+            said["config"] = said["config"] | {
                 "id2label": {str(i): f"LABEL_{i}" for i in range(labels)},
                 "label2id": {f"LABEL_{i}": i for i in range(labels)},
             }

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_AT_ONCE = (2**26, 2**19)  # most logits converted to fp32 at once: on a GPU, and on a CPU, where they fit its cache
+# most logits converted to fp32 at once: on a GPU, and on a CPU, where they fit its cache
+AT_ONCE = {"gpu": 2**26, "cpu": 2**19}
 
 
 def sum_over_rows(loss_of: Callable[[Tensor, slice], Tensor], logits_NC: Tensor) -> Tensor:
@@ -30,8 +31,10 @@ class _SumOverRows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits_NC: Tensor, loss_of: Callable[[Tensor, slice], Tensor]) -> Tensor:
         total, learns = logits_NC.new_zeros((), dtype=torch.float32), ctx.needs_input_grad[0]
-        gradient_NC = torch.empty_like(logits_NC) if learns else None
-        step = max(1, _AT_ONCE[logits_NC.device.type == "cpu"] // logits_NC.shape[-1])
+        # In fp16 its small entries would be lost, since the scale of the loss is only known in the backward pass.
+        dtype = torch.float32 if logits_NC.dtype == torch.float16 else logits_NC.dtype
+        gradient_NC = torch.empty_like(logits_NC, dtype=dtype) if learns else None
+        step = max(1, AT_ONCE["cpu" if logits_NC.device.type == "cpu" else "gpu"] // logits_NC.shape[-1])
         for start in range(0, len(logits_NC), step):
             part = slice(start, start + step)
             with torch.set_grad_enabled(learns):

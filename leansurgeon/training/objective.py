@@ -47,7 +47,7 @@ class Objective(nn.Module):
         self.loaded, self.score = loaded, task.score
         models = [loaded.model] + ([distillation.teacher.model] if distillation else [])
         self._sparse = train.sparse_prediction and all(head_of(model) for model in models)
-        self.precision = train.precision
+        self.precision, self._recomputes = train.precision, train.activation_checkpointing
         self._smoothing = train.label_smoothing
         self._distillation = [distillation]  # in a list, so that the teacher is not a submodule
         self._features = task.head == "features"  # no labels: evaluation needs the teacher too
@@ -59,7 +59,7 @@ class Objective(nn.Module):
 
     def forward(self, batch: Batch) -> Score:
         batch = self.as_model_takes(batch)
-        with autocast(self.precision, batch["labels"].device.type):
+        with autocast(self.precision, batch["labels"].device.type, recomputes=self._recomputes):
             if self._features:
                 return self.teacher.of_features(self.loaded, batch, self.training)
             if not self.training:

@@ -24,6 +24,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 from leansurgeon.architectures.base import Architecture, Config
 from leansurgeon.errors import UnsupportedModel, UsageError
@@ -213,6 +214,7 @@ def step(
     from leansurgeon.hooks import Hooks
     from leansurgeon.measure.costs.cuda_rules import CudaRules
     from leansurgeon.measure.costs.storages import GRANULE, Storages
+    from leansurgeon.tasks import wide_loss
 
     parameters = [p for p in model.parameters() if p.requires_grad]
     model.train()
@@ -242,6 +244,7 @@ def step(
             hooks.gradient(parameter, tag_gradient)
         if cuda:
             stack.enter_context(CudaRules(fused=setting.attention == "sdpa"))
+            stack.enter_context(mock.patch.dict(wide_loss.AT_ONCE, cpu=wide_loss.AT_ONCE["gpu"]))
         count.kind, count.label = "activations", "forward"
         count.mark()
         sample = make()

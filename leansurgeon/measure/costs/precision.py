@@ -67,14 +67,15 @@ def has_bf16(device: str) -> bool:
 
 
 @contextmanager
-def autocast(precision: str, device: str) -> Iterator[None]:
+def autocast(precision: str, device: str, *, recomputes: bool = False) -> Iterator[None]:
     """Round the inputs of products to "bf16" or "fp16", as `torch.autocast` does; "fp32" changes nothing. On a CPU,
-    attention that learns stays in fp32 where sequences are short.
+    attention that learns stays in fp32 where sequences are short, unless the backward pass recomputes it: torch does so
+    under its own autocast.
     """
     if precision == "fp32":
         yield
         return
-    learns = device == "cpu" and torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    learns = device == "cpu" and torch.is_grad_enabled() and not (recomputes or torch.compiler.is_compiling())
     dtype = torch.bfloat16 if precision == "bf16" else torch.float16
     with torch.autocast(device, dtype), _AttentionInFp32() if learns else nullcontext():
         yield

@@ -22,6 +22,7 @@ from leansurgeon.architectures.base import Architecture, Config
 from leansurgeon.checkpoints.model import initialise
 from leansurgeon.errors import OutOfMemory, memory_is_short
 from leansurgeon.measure.costs.memory import Setting, choose_attention, make_optimizer, step
+from leansurgeon.measure.costs.precision import autocast
 from leansurgeon.measure.data import inputs
 from leansurgeon.progress import Say, quiet_transformers, silent, track
 from leansurgeon.reading.jsonfile import JsonObject
@@ -73,7 +74,7 @@ class TimedModel:
     def step(self) -> None:
         """Run forward, backward, clipping and update on one micro batch."""
         self.model.train()
-        with kernel(self.backend), self.load.autocast(self.device.type):
+        with kernel(self.backend), autocast(self.load.precision, self.device.type):
             loss = inputs.loss(inputs.run(self.model, self.large))
         loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)

@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
 def test_divergence_and_its_gradient_are_torchs_own(at_once, kind, monkeypatch):
     """A few rows at a time or all of them; 2 x 5 places of 11 classes, of which some do not count."""
-    monkeypatch.setattr(wide_loss, "_AT_ONCE", (at_once, at_once))
+    monkeypatch.setitem(wide_loss.AT_ONCE, "cpu", at_once)
     draw = torch.Generator().manual_seed(0)
     student, teacher = (4 * torch.randn(2, 5, 11, generator=draw) for _ in range(2))
     student, teacher = student.to(kind).requires_grad_(), teacher.to(kind)
@@ -41,7 +41,7 @@ def test_divergence_and_its_gradient_are_torchs_own(at_once, kind, monkeypatch):
 @pytest.mark.parametrize("at_once", [7, 2**19])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_the_loss_of_tokens_and_its_gradient_are_torchs_own(at_once, smoothing, monkeypatch):
-    monkeypatch.setattr(wide_loss, "_AT_ONCE", (at_once, at_once))
+    monkeypatch.setitem(wide_loss.AT_ONCE, "cpu", at_once)
     draw = torch.Generator().manual_seed(0)
     logits = (4 * torch.randn(2, 5, 11, generator=draw)).bfloat16().requires_grad_()
     labels = torch.tensor([[3, -100, 0, 10, 1], [7, 7, -100, -100, 2]])
@@ -54,6 +54,12 @@ def test_the_loss_of_tokens_and_its_gradient_are_torchs_own(at_once, smoothing, 
     plain = F.cross_entropy(rows, labels.flatten(), reduction="sum")
     assert made.metric_sum.item() == pytest.approx(plain.item(), rel=1e-6) and made.loss_count == 7
     torch.testing.assert_close(gradient, theirs, rtol=1e-2, atol=1e-5)
+
+
+def test_small_gradients_in_fp16_are_there_for_the_scaled_loss():
+    logits = torch.tensor([[[0.0, 17.0]]], dtype=torch.float16, requires_grad=True)
+    (65536 * token_score(logits, torch.tensor([[1]])).loss_sum).backward()
+    assert logits.grad[0, 0, 0].item() == pytest.approx(65536 * torch.tensor(-17.0).exp().item(), rel=1e-2)
 
 
 class Asks(Words):
