@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 # most logits converted to fp32 at once: on a GPU, and on a CPU, where they fit its cache
-AT_ONCE = {"gpu": 2**26, "cpu": 2**19}
+AT_ONCE = {"gpu": 2**24, "cpu": 2**19}
 
 
 def sum_over_rows(loss_of: Callable[[Tensor, slice], Tensor], logits_NC: Tensor) -> Tensor:
