@@ -10,7 +10,7 @@ import pytest
 from leansurgeon import experiment
 from leansurgeon.checkpoints.source import open_source
 from leansurgeon.errors import UsageError
-from leansurgeon.experiment import jobs
+from leansurgeon.experiment import jobs, trials
 from leansurgeon.experiment.arms import list_wanted_shapes
 from leansurgeon.experiment.jobs import make_jobs
 from leansurgeon.training.recipe.schema import ExperimentRecipe, merge
@@ -133,3 +133,19 @@ def test_an_interrupted_arm_of_other_settings_is_not_given_up_unasked(tmp_path, 
     jobs.check_interrupted(before)
     with pytest.raises(UsageError, match=r"train\.optim\.lr.*0\.001.*0\.002"):
         jobs.check_interrupted(now)
+
+
+def test_a_cut_is_taken_over_only_if_it_would_be_the_same(tmp_path, monkeypatch):
+    made = []
+
+    def cut(job, say, *limit):
+        made.append(job.arm)
+        job.start.mkdir(parents=True, exist_ok=True)
+        (job.start / "config.json").write_text("{}")
+
+    monkeypatch.setattr(trials, "make_start", cut)
+    source = open_source("digits-vit")
+    for changes in ({}, {}, {"arms": {"lean": {"mlp_dim": 64}}}, {"task": {"size": 1}}):
+        trials.make_starts(list_jobs(tmp_path, **changes), source, lambda line: None)
+    each = ["original", "lean", "control"]
+    assert made == [*each, "lean", "control", *each]  # the control's MLP follows that of lean
